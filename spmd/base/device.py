@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from spmd.base.config import config
-from spmd.base.errors import DeviceError
+from spmd.base.errors import ArgumentError, DeviceError
+from spmd.base.record import record
 
 
 class Device:
@@ -33,7 +34,72 @@ class Device:
         return f"{self.platform.capitalize()}Device(id={self.id})"
 
     def __str__(self) -> str:
-        return f"{self.platform.upper()}_{self.id}"
+        return f"{self.platform}:{self.id}"
+
+    def memory_stats(self) -> dict[str, int] | None:
+        """Counts of the device's memory, of which JAX knows none for CPUs either: None."""
+        return None
+
+    def addressable_memories(self) -> list[Memory]:
+        """The memories that arrays of the device can be in."""
+        return [self.memory(kind) for kind in MEMORY_KINDS]
+
+    def default_memory(self) -> Memory:
+        """The memory that arrays are in when nothing else is said."""
+        return self.memory(MEMORY_KINDS[0])
+
+    def memory(self, kind: str) -> Memory:
+        """The memory of a kind; raises `ArgumentError` if the device has none of it."""
+        check_memory_kind(f"{self!r}.memory", kind)
+        return Memory(self, kind)
+
+    def __reduce__(self) -> Any:
+        """By the id, which is the same on every process."""
+        return device_of, (self.platform, self.id)
+
+
+# What JAX calls the memories of its devices. Here a device has one, and these are labels of it:
+# arrays keep the one that they were put in, and all programs read all of them.
+MEMORY_KINDS = "device", "pinned_host", "unpinned_host"
+
+
+def check_memory_kind(what: str, kind: Any) -> None:
+    """Raise an ArgumentError unless `kind` is one of `MEMORY_KINDS`."""
+    if kind not in MEMORY_KINDS:
+        raise ArgumentError(
+            f"{what}: there is no memory kind {kind!r}; devices have {', '.join(MEMORY_KINDS)}"
+        )
+
+
+@record
+class Memory:
+    """One kind of memory of a device."""
+
+    device: Device
+    kind: str
+
+    @property
+    def platform(self) -> str:
+        """The platform of the device."""
+        return self.device.platform
+
+    @property
+    def process_index(self) -> int:
+        """The process of the device."""
+        return self.device.process_index
+
+    def __repr__(self) -> str:
+        return f"{self.device.platform.upper()}_{self.kind.upper()}_{self.device.id}"
+
+
+def device_of(platform: str, id: int) -> Device:
+    """The device of this job that has an id; raises `DeviceError` if there is none."""
+    for device in devices(platform):
+        if device.id == id:
+            return device
+    raise DeviceError(
+        f"a pickled {platform} device has id {id}, and this job has {device_count(platform)}"
+    )
 
 
 class Platform:
@@ -113,13 +179,17 @@ def local_devices(
     """List the devices of one process, by default this one.
 
     `process_index` (or `host_id`, JAX's older name) is the int that numbers the process, and
-    `backend` the platform's name. Raises `DeviceError` if there is no such platform.
+    `backend` the platform's name. Raises `DeviceError` if there is no such platform or process.
 
     >>> len(spmd.local_devices())
     4
     """
     platform = _platform(backend)
     wanted = process_index if process_index is not None else host_id
+    if wanted is not None and not 0 <= wanted < platform.process()[1]:
+        raise DeviceError(
+            f"local_devices: there is no process {wanted}; this job has {platform.process()[1]}"
+        )
     mine = platform.process()[0] if wanted is None else wanted
     return [d for d in platform.devices() if d.process_index == mine]
 

@@ -97,6 +97,10 @@ class MutationError(SpmdError, TypeError):
     """An array was assigned to in place; arrays are immutable."""
 
 
+class FrozenError(SpmdError, AttributeError, TypeError):
+    """An attribute of an object that cannot be changed was assigned to."""
+
+
 # ---- tracing -----------------------------------------------------------------------------------
 
 

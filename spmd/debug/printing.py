@@ -113,8 +113,8 @@ def debug_print(
     x = 1.5, twice that 3.00
     >>> g = lambda x: spmd.debug.print("{axes} on {device}: {}", x)
     >>> _ = spmd.pmap(g, axis_name="i")(snp.arange(2.0))
-    i=0 on CPU_0: 0.0
-    i=1 on CPU_1: 1.0
+    i=0 on cpu:0: 0.0
+    i=1 on cpu:1: 1.0
     """
 
     how = {"ordered": ordered, "partitioned": partitioned}

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import enum
 import math
+import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.base.errors import ArgumentError, ShardingError
+from spmd.base.errors import ArgumentError, FrozenError, ShardingError
 
 
 class AxisType(enum.Enum):
@@ -64,10 +66,50 @@ class NamedAxes:
         """The sizes of the axes, in the order of their names."""
         raise NotImplementedError
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenError(
+            f"cannot assign to {name} of {self}: a mesh cannot be changed; "
+            f"update({name}=...) makes another one"
+        )
+
     @property
-    def shape(self) -> dict[Any, int]:
+    def shape(self) -> OrderedDict[Any, int]:
         """The size of each axis."""
-        return dict(zip(self.axis_names, self.axis_sizes, strict=True))
+        return OrderedDict(zip(self.axis_names, self.axis_sizes, strict=True))
+
+    @property
+    def auto_axes(self) -> tuple[Any, ...]:
+        """The names of the axes that are `Auto`."""
+        return self._axes_of(AxisType.Auto)
+
+    @property
+    def explicit_axes(self) -> tuple[Any, ...]:
+        """The names of the axes that are `Explicit`."""
+        return self._axes_of(AxisType.Explicit)
+
+    @property
+    def manual_axes(self) -> tuple[Any, ...]:
+        """The names of the axes that are `Manual`."""
+        return self._axes_of(AxisType.Manual)
+
+    def _axes_of(self, kind: AxisType) -> tuple[Any, ...]:
+        pairs = zip(self.axis_names, self.axis_types, strict=True)
+        return tuple(name for name, t in pairs if t is kind)
+
+    @property
+    def are_all_axes_auto(self) -> bool:
+        """Whether there are axes, and all are `Auto`."""
+        return bool(self.axis_names) and self.has_only(AxisType.Auto)
+
+    @property
+    def are_all_axes_explicit(self) -> bool:
+        """Whether there are axes, and all are `Explicit`."""
+        return bool(self.axis_names) and self.has_only(AxisType.Explicit)
+
+    @property
+    def are_all_axes_manual(self) -> bool:
+        """Whether there are axes, and all are `Manual`."""
+        return bool(self.axis_names) and self.has_only(AxisType.Manual)
 
     @property
     def shape_tuple(self) -> tuple[tuple[Any, int], ...]:
@@ -95,11 +137,9 @@ class NamedAxes:
         ]
 
     def _shown(self) -> str:
-        """The axes as `repr` shows them; types only where one is not the default."""
-        axes = [f"{name!r}: {size}" for name, size in self.shape.items()]
-        if not self.has_only(AxisType.Auto):
-            axes.append(f"axis_types={self.axis_types!r}")
-        return f"{type(self).__name__}({', '.join(axes)})"
+        """The axes with their sizes, and their types."""
+        axes = [f"{name!r}: {size}" for name, size in self.shape.items()] or ["()"]
+        return f"{type(self).__name__}({', '.join(axes)}, axis_types={self.axis_types!r})"
 
 
 def _of_devices(name: str) -> Any:
@@ -123,14 +163,18 @@ class AbstractMesh(NamedAxes):
 
     >>> mesh = spmd.sharding.AbstractMesh((2, 4), ("x", "y"))
     >>> mesh, mesh.size
-    (AbstractMesh('x': 2, 'y': 4), 8)
+    (AbstractMesh('x': 2, 'y': 4, axis_types=(Auto, Auto)), 8)
     >>> spmd.NamedSharding(mesh, spmd.P("y")).shard_shape((8, 3))
     (2, 3)
     """
 
-    __slots__ = ("_sizes", "axis_names", "axis_types")
+    __slots__ = ("__weakref__", "_sizes", "axis_names", "axis_types")
 
-    def __init__(self, axis_sizes: Any, axis_names: Any, axis_types: Any = None):
+    axis_names: tuple[Any, ...]
+    axis_types: tuple[AxisType, ...]
+    _sizes: tuple[int, ...]
+
+    def __new__(cls, axis_sizes: Any, axis_names: Any, axis_types: Any = None) -> AbstractMesh:
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
         sizes = tuple(int(s) for s in axis_sizes)
         if len(sizes) != len(names):
@@ -140,9 +184,14 @@ class AbstractMesh(NamedAxes):
             )
         if len(set(names)) != len(names):
             raise ShardingError(f"AbstractMesh: axis names {names} must be different")
-        self._sizes = sizes
-        self.axis_names = names
-        self.axis_types = types_of_axes("AbstractMesh", names, axis_types)
+        key = sizes, names, types_of_axes("AbstractMesh", names, axis_types)
+        made = _abstract_meshes.get(key)
+        if made is None:
+            made = object.__new__(cls)
+            for field, value in zip(("_sizes", "axis_names", "axis_types"), key, strict=True):
+                object.__setattr__(made, field, value)
+            _abstract_meshes[key] = made
+        return made
 
     @property
     def axis_sizes(self) -> tuple[int, ...]:
@@ -182,13 +231,23 @@ class AbstractMesh(NamedAxes):
             self.axis_types if axis_types is None else axis_types,
         )
 
-    def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, AbstractMesh)
-            and self._sizes == other._sizes
-            and self.axis_names == other.axis_names
-            and self.axis_types == other.axis_types
+    def update_axis_types(self, name_to_type: dict[Any, AxisType]) -> AbstractMesh:
+        """Make a mesh in which the named axes have other types."""
+        pairs = zip(self.axis_names, self.axis_types, strict=True)
+        return self.update(axis_types=[name_to_type.get(name, t) for name, t in pairs])
+
+    def __enter__(self) -> None:
+        raise ShardingError(
+            f"{self!r} is no context manager: an AbstractMesh has no devices; "
+            "use_abstract_mesh(mesh) sets the axes for a block, and set_mesh(mesh) a Mesh"
         )
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    # There is one object of each mesh, so that identity is equality.
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
     def __hash__(self) -> int:
         return hash((self._sizes, self.axis_names, self.axis_types))
@@ -198,3 +257,7 @@ class AbstractMesh(NamedAxes):
 
     def __repr__(self) -> str:
         return self._shown()
+
+
+# Every abstract mesh that is in use, by what it is made of.
+_abstract_meshes: weakref.WeakValueDictionary[Any, AbstractMesh] = weakref.WeakValueDictionary()

@@ -11,6 +11,7 @@ that are here.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from spmd.base import dtypes
 from spmd.base.device import Device, default_device
-from spmd.base.errors import DeletedError, MutationError, ShardingError
+from spmd.base.errors import DeletedError, DeviceError, MutationError, ShardingError
 from spmd.base.record import record
 from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.ir import Jaxpr
@@ -40,6 +41,13 @@ class Shard:
     index: Index
     data: Any
     replica_id: int = 0
+
+    def __repr__(self) -> str:
+        data = "None" if self.data is None else str(self.data)
+        return (
+            f"Shard(device={self.device!r}, index={self.index}, replica_id={self.replica_id}, "
+            f"data={data})"
+        )
 
 
 if TYPE_CHECKING:
@@ -105,6 +113,7 @@ class Array(ArrayMethods):
 
     def devices(self) -> set[Device]:
         """The devices that hold a shard."""
+        self._check_alive()
         return self.sharding.device_set
 
     @property
@@ -116,6 +125,8 @@ class Array(ArrayMethods):
     @property
     def committed(self) -> bool:
         return self._sharding is not None
+
+    _committed = committed
 
     @property
     def is_fully_addressable(self) -> bool:
@@ -135,6 +146,7 @@ class Array(ArrayMethods):
     @property
     def global_shards(self) -> list[Shard]:
         """Every device's shard; the `data` of those on other processes is None."""
+        self._check_alive()
         if self.shards is None:
             index = tuple(slice(None) for _ in self.shape)
             return [Shard(self.device, index, self)]
@@ -155,19 +167,30 @@ class Array(ArrayMethods):
 
     def addressable_data(self, index: int) -> Array:
         """The values on one of this process's devices."""
+        self._check_alive()
         return self if self.shards is None else self.shards[index]
+
+    @property
+    def _arrays(self) -> list[Array]:
+        """The array of each of this process's devices."""
+        return list(self.shards or (self,))
 
     # -- values --
 
+    def _check_alive(self) -> None:
+        if self.is_deleted():
+            raise DeletedError(
+                f"this array ({self.aval}) was deleted or donated to a jitted function "
+                "(donate_argnums); use that function's result instead"
+            )
+
+    @property
     def _value(self) -> np.ndarray:
         """A read-only NumPy view (or, of several shards, an assembled copy, kept)."""
         if self._numpy is None:
             if self.shards is None:
                 if self.owner is None:
-                    raise DeletedError(
-                        f"this array ({self.aval}) was deleted or donated to a jitted function "
-                        "(donate_argnums); use that function's result instead"
-                    )
+                    self._check_alive()
                 if type(self.owner) is Future:
                     self.settle()
                 self._numpy = _view(self.ptr, self.aval, self.owner)
@@ -177,10 +200,11 @@ class Array(ArrayMethods):
 
     def _assembled(self) -> np.ndarray:
         assert self.shards is not None
-        if not self.shards or any(s.is_deleted() for s in self.shards):
-            raise DeletedError(f"this array ({self.aval}) was deleted or donated")
+        if not self.shards:
+            raise ShardingError(f"no device of this process holds a shard of {self.aval}")
+        self._check_alive()
         if self.is_fully_replicated:
-            return self.shards[0]._value()
+            return self.shards[0]._value
         if self.is_unreduced:
             raise ShardingError(
                 f"this array is {self.aval}: along the axes after U each device holds a term of a "
@@ -194,12 +218,12 @@ class Array(ArrayMethods):
             )
         out = np.empty(self.shape, self.dtype)
         for shard in self.addressable_shards:
-            out[shard.index] = shard.data._value()
+            out[shard.index] = shard.data._value
         out.flags.writeable = False
         return out
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        value = self._value()
+        value = self._value
         if dtype is not None and np.dtype(dtype) != value.dtype:
             return value.astype(dtype)
         return value.copy() if copy else value
@@ -210,21 +234,21 @@ class Array(ArrayMethods):
         return memoryview(value)
 
     def __bool__(self) -> bool:
-        return bool(self._value())
+        return bool(self._value)
 
     def __int__(self) -> int:
-        return int(self._value())
+        return int(self._value)
 
     def __float__(self) -> float:
-        return float(self._value())
+        return float(self._value)
 
     def __complex__(self) -> complex:
-        return complex(self._value())
+        return complex(self._value)
 
     def __index__(self) -> int:
         if self.ndim or not dtypes.is_integer(self.dtype):
             raise TypeError(f"only integer scalars can be used as an index, got {self.aval}")
-        return int(self._value())
+        return int(self._value)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -233,18 +257,18 @@ class Array(ArrayMethods):
 
     def item(self, *args: Any) -> Any:
         """The value of one element as a Python number."""
-        return self._value().item(*args)
+        return self._value.item(*args)
 
     def tolist(self) -> Any:
         """The values as nested Python lists."""
-        return self._value().tolist()
+        return self._value.tolist()
 
     def tobytes(self, order: Any = "C") -> bytes:
-        return self._value().tobytes(order)
+        return self._value.tobytes(order)
 
     def __format__(self, spec: str) -> str:
         as_text = self.shape or self.is_unreduced
-        return str(self) if as_text else format(self._value()[()], spec)
+        return str(self) if as_text else format(self._value[()], spec)
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise MutationError(in_place_message("x"))
@@ -256,7 +280,7 @@ class Array(ArrayMethods):
         if self.shards is not None:
             shards = [s.__deepcopy__(memo) for s in self.shards]
             return from_shards(self.aval, self.sharding, shards)
-        made = from_numpy(self._value(), self.aval)
+        made = from_numpy(self._value, self.aval)
         made._sharding = self._sharding
         return made
 
@@ -276,11 +300,31 @@ class Array(ArrayMethods):
         return self.ptr
 
     def on_device_size_in_bytes(self) -> int:
-        """The bytes of the values, each counted once."""
-        return self.nbytes
+        """The bytes of all devices' shards together; those that share memory count each."""
+        self._check_alive()
+        if self.shards is None:
+            return self.nbytes
+        size = math.prod(self.sharding.shard_shape(self.shape)) * self.itemsize
+        return size * self.sharding.num_devices
+
+    def unsafe_buffer_pointer(self) -> int:
+        """The address of the first element, of an array on one device.
+
+        It is that of the values as long as the array lives. Raises `DeviceError` if several devices
+        hold the array, and `DeletedError` if none does.
+        """
+        self._check_alive()
+        if self.shards is not None:
+            raise DeviceError(
+                f"unsafe_buffer_pointer: this array ({self.aval}) lies on "
+                f"{self.sharding.num_devices} devices, and each shard has an address; read "
+                ".addressable_shards[k].data.unsafe_buffer_pointer()"
+            )
+        self.settle()
+        return self.ptr
 
     def __reduce__(self) -> Any:
-        return _unpickle, (np.array(self._value()), self.aval)
+        return _unpickle, (np.array(self._value), self.aval)
 
     # -- life --
 
@@ -297,6 +341,7 @@ class Array(ArrayMethods):
 
     def block_until_ready(self) -> Array:
         """Wait until the values are there; raises what the program failed with."""
+        self._check_alive()
         for shard in self.shards or (self,):
             if type(shard.owner) is Future:
                 shard.settle()
@@ -304,6 +349,7 @@ class Array(ArrayMethods):
 
     def copy_to_host_async(self) -> None:
         """Start copying to the host: nothing to do for CPU arrays."""
+        self._check_alive()
 
     def is_ready(self) -> bool:
         """Whether the program that computes the array has ended."""
@@ -336,7 +382,7 @@ class Array(ArrayMethods):
             shards = ", ".join(f"{s.device}: {_text(s.data, '')}" for s in self.addressable_shards)
             return f"Array(shape={self.shape}, {dtype}, sharding={self.sharding}, here: {shards})"
         if dtypes.is_key(self.dtype):
-            words = _text(self._value()[..., None].view(np.uint32), "")
+            words = _text(self._value[..., None].view(np.uint32), "")
             return f"Array({self.shape}, dtype=key<fry>) overlaying:\n{words}"
         if self.size == 0:
             return f"Array([], shape={self.shape}, {dtype})"
@@ -346,13 +392,16 @@ class Array(ArrayMethods):
         has_value = self.is_fully_addressable or self.is_fully_replicated
         if self.is_deleted() or self.is_unreduced or not has_value:
             return repr(self)
-        return str(self._value())
+        return str(self._value)
 
     def __iter__(self) -> Iterator[Array]:
         if not self.shape:
             raise TypeError("iteration over an array without dimensions")
-        value = self._value()
-        return (from_numpy(value[k], None) for k in range(self.shape[0]))
+        if self.shards is not None:
+            return (self[k] for k in range(self.shape[0]))
+        value, device = self._value, None if self._sharding is None else self.device
+        row = self.aval.update(shape=self.shape[1:])
+        return (from_numpy(value[k], row, device) for k in range(self.shape[0]))
 
 
 register_array_type(Array, lambda x: x.aval)
@@ -443,8 +492,7 @@ def alias(x: Array) -> Array:
     Deleting or donating one leaves the other: a program takes a donated operand's memory for a
     result only if no other array holds it. Raises a `DeletedError` if `x` is deleted.
     """
-    if x.is_deleted():
-        x._value()  # raises
+    x._check_alive()
     if x.shards is not None:
         return from_shards(x.aval, x.sharding, [alias(s) for s in x.shards])
     owner = x.owner  # before the address, which settling writes before the owner

@@ -130,7 +130,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     >>> rows = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
     >>> f = spmd.jit(lambda x: lax.with_sharding_constraint(x * 2, rows))
     >>> f(np.arange(8.0)).sharding.spec
-    PartitionSpec('x')
+    P('x',)
     """
     return constrain_tree(x, shardings, "with_sharding_constraint", asserts=True)
 
@@ -202,7 +202,7 @@ def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
     >>> x = spmd.device_put(np.arange(8.0), spmd.NamedSharding(mesh, spmd.P("i")))
     >>> _, y = spmd.jit(lambda x, y: spmd.sharding.shard_alike(x, y))(x, np.ones(8))
     >>> y.sharding.spec
-    PartitionSpec('i')
+    P('i',)
     """
     leaves, names, trees = [], [], []
     for name, value in ("x", x), ("y", y):

@@ -62,7 +62,7 @@ def get_mesh() -> Mesh:
     other transformations, where `get_abstract_mesh` gives the axes.
 
     >>> with spmd.set_mesh(spmd.make_mesh((4,), ("x",))):
-    ...     spmd.sharding.get_mesh()
+    ...     print(spmd.sharding.get_mesh())
     Mesh('x': 4, axis_types=(Explicit,))
     >>> spmd.sharding.get_mesh().empty
     True

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.base.device import Device, process_index
-from spmd.base.errors import ArgumentError, ShardingError
+from spmd.base.device import (
+    MEMORY_KINDS,
+    Device,
+    as_device,
+    check_memory_kind,
+    process_index,
+)
+from spmd.base.errors import ArgumentError, FrozenError, ShardingError
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes
 from spmd.sharding.spec import PartitionSpec, Unconstrained
 
@@ -67,20 +73,22 @@ class Sharding:
         return {d for d in self.device_set if d.process_index == mine}
 
     @property
-    def memory_kind(self) -> str:
-        """The memory of the devices that holds the shards: there is one kind."""
-        return "device"
+    def memory_kind(self) -> str | None:
+        """The kind of memory that holds the shards."""
+        return MEMORY_KINDS[0]
 
     def with_memory_kind(self, kind: str) -> Sharding:
-        """The same sharding in another memory: there is "device" and no other.
+        """The same sharding in memory of another kind: a label, since CPUs have one memory.
 
-        Raises `ArgumentError` for another.
+        Raises `ArgumentError` if devices have none of the kind.
         """
+        check_memory_kind("with_memory_kind", kind)
         if kind != self.memory_kind:
-            raise ArgumentError(
-                f"with_memory_kind: memory kind {kind!r} does not exist here, only 'device'"
-            )
+            raise ArgumentError(f"with_memory_kind: {self!r} is always in {self.memory_kind!r}")
         return self
+
+    def check_compatible_aval(self, aval_shape: Sequence[int]) -> None:
+        """Raise a `ShardingError` if arrays of a shape have too few dims to be laid out so."""
 
     def is_equivalent_to(self, other: Sharding, ndim: int) -> bool:
         """Whether both put the same shards of arrays of `ndim` dims on the same devices.
@@ -93,7 +101,8 @@ class Sharding:
         >>> rows.is_equivalent_to(spmd.NamedSharding(b, spmd.P(("x", "y"))), 2)
         True
         """
-        return self._places(ndim) == other._places(ndim)
+        same_memory = self.memory_kind == other.memory_kind
+        return same_memory and self._places(ndim) == other._places(ndim)
 
     def typed(self, aval: ShapedArray) -> ShapedArray:
         """The aval of an array that is laid out like this: only explicit axes are part of it."""
@@ -113,12 +122,32 @@ class Sharding:
 
 
 class SingleDeviceSharding(Sharding):
-    """The whole array on one device."""
+    """Lay an array of any shape and dtype out on one device, whole.
 
-    __slots__ = ("device",)
+    `device` is a `Device`, and `memory_kind` one of its kinds of memory, by default "device".
+    Raises `DeviceError` if `device` is none, and `ArgumentError` if there is no such kind.
 
-    def __init__(self, device: Device):
-        self.device = device
+    >>> layout = spmd.sharding.SingleDeviceSharding(spmd.devices()[1])
+    >>> layout
+    SingleDeviceSharding(device=CpuDevice(id=1), memory_kind=device)
+    >>> spmd.device_put(np.ones((2, 3)), layout).device
+    CpuDevice(id=1)
+    """
+
+    __slots__ = ("_memory_kind", "device")
+
+    def __init__(self, device: Device, *, memory_kind: str | None = None):
+        self.device = as_device(device)
+        if memory_kind is not None:
+            check_memory_kind("SingleDeviceSharding", memory_kind)
+        self._memory_kind = memory_kind or MEMORY_KINDS[0]
+
+    @property
+    def memory_kind(self) -> str:
+        return self._memory_kind
+
+    def with_memory_kind(self, kind: str) -> SingleDeviceSharding:
+        return SingleDeviceSharding(self.device, memory_kind=kind)
 
     def devices_indices_map(self, global_shape: Sequence[int]) -> dict[Device, Index]:
         return {self.device: tuple(slice(None) for _ in global_shape)}
@@ -136,13 +165,18 @@ class SingleDeviceSharding(Sharding):
         return True
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SingleDeviceSharding) and self.device is other.device
+        return (
+            isinstance(other, SingleDeviceSharding)
+            and self.device is other.device
+            and self._memory_kind == other._memory_kind
+        )
 
     def __hash__(self) -> int:
         return hash(self.device)
 
     def __repr__(self) -> str:
-        return f"SingleDeviceSharding(device={self.device!r})"
+        kind = self._memory_kind
+        return f"SingleDeviceSharding(device={self.device!r}, memory_kind={kind})"
 
 
 class NamedSharding(Sharding):
@@ -151,7 +185,8 @@ class NamedSharding(Sharding):
     `mesh` is a `Mesh` (or an `AbstractMesh`, for shapes alone) and `spec` a `PartitionSpec`. Global
     shape (8, 4) with `P("x")` over an axis of size 4 gives shards of shape (2, 4); any dtype can be
     laid out. A dim of `P.UNCONSTRAINED` is left to the compiler, which `with_sharding_constraint`
-    may do, and no data can be placed by such a sharding.
+    may do, and no data can be placed by such a sharding. `memory_kind` is one of the devices' kinds
+    of memory, by default "device". A sharding cannot be changed.
 
     Raises `ShardingError` if `spec` names an unknown axis or one axis twice, or has `unreduced` or
     `reduced` axes that are not `Explicit`, and `ArgumentError` if `mesh` is no mesh or `spec` no
@@ -162,12 +197,12 @@ class NamedSharding(Sharding):
     (2, 4)
     """
 
-    __slots__ = ("_explicit", "_layout", "mesh", "spec")
+    __slots__ = ("_explicit", "_layout", "_memory_kind", "mesh", "spec")
 
     mesh: Any  # a Mesh; an AbstractMesh has no devices, and raises where they are asked for
     spec: PartitionSpec
 
-    def __init__(self, mesh: NamedAxes, spec: PartitionSpec):
+    def __init__(self, mesh: NamedAxes, spec: PartitionSpec, *, memory_kind: str | None = None):
         if not isinstance(mesh, NamedAxes):
             raise ArgumentError(f"NamedSharding: mesh must be a Mesh, got {mesh!r}")
         if not isinstance(spec, PartitionSpec):
@@ -181,11 +216,41 @@ class NamedSharding(Sharding):
             _check_sets_of_mesh(mesh, spec)
         if len(set(named)) != len(named):
             raise ShardingError(f"NamedSharding: {spec} uses a mesh axis more than once")
-        self.mesh = mesh
-        self.spec = spec
+        if memory_kind is not None:
+            check_memory_kind("NamedSharding", memory_kind)
+        elif not isinstance(mesh, AbstractMesh):
+            memory_kind = MEMORY_KINDS[0]
+        set_field = object.__setattr__
+        set_field(self, "mesh", mesh)
+        set_field(self, "spec", spec)
+        self._memory_kind = memory_kind
         self._layout: Any = None
         # By the number of dims, what types say.
         self._explicit: dict[int, NamedSharding | None] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("mesh", "spec"):
+            raise FrozenError(
+                f"cannot assign to {name} of {self}: a sharding cannot be changed; "
+                f"update({name}=...) makes another one"
+            )
+        object.__setattr__(self, name, value)
+
+    @property
+    def memory_kind(self) -> str | None:
+        """The kind of memory that holds the shards; None of an abstract mesh, if not given."""
+        return self._memory_kind
+
+    def with_memory_kind(self, kind: str) -> NamedSharding:
+        return NamedSharding(self.mesh, self.spec, memory_kind=kind)
+
+    def check_compatible_aval(self, aval_shape: Sequence[int]) -> None:
+        if len(self.spec) > len(aval_shape):
+            raise ShardingError(
+                f"{self} has a spec of {len(self.spec)} entries, and arrays of shape "
+                f"{tuple(aval_shape)} have {len(aval_shape)} dims; a spec may have at most one "
+                "entry for each"
+            )
 
     def explicit_part(self, ndim: int) -> NamedSharding | None:
         """The sharding along `Explicit` axes, as types of arrays of `ndim` dims have it, or None.
@@ -245,12 +310,19 @@ class NamedSharding(Sharding):
         part = self.explicit_part(aval.ndim)
         return aval if part is aval.sharding else aval.update(sharding=part)
 
-    def update(self, *, mesh: NamedAxes | None = None, spec: Any = None) -> NamedSharding:
-        """Make a sharding with another mesh, or another spec, which may be a tuple of entries."""
+    def update(
+        self,
+        *,
+        mesh: NamedAxes | None = None,
+        spec: Any = None,
+        memory_kind: str | None = None,
+    ) -> NamedSharding:
+        """Make a sharding with another mesh, spec (or tuple of entries), or kind of memory."""
         wanted = self.spec if spec is None else spec
         return NamedSharding(
             self.mesh if mesh is None else mesh,
             wanted if isinstance(wanted, PartitionSpec) else PartitionSpec(*wanted),
+            memory_kind=self._memory_kind if memory_kind is None else memory_kind,
         )
 
     @property
@@ -280,10 +352,22 @@ class NamedSharding(Sharding):
         If `uneven` is true, dims along automatic axes need not be multiples of their parts.
         """
         if len(self.spec) > len(shape):
-            raise ShardingError(
-                f"{what} has shape {tuple(shape)} ({len(shape)} dims), but {self.spec} has "
-                f"{len(self.spec)} entries; it may have at most one for each dim"
-            )
+            raise self._too_long(shape, what)
+        self._check_sizes(shape, what, uneven)
+
+    def _check_parts(self, shape: Sequence[int]) -> None:
+        """Raise if there are no parts of a shape; entries of None beyond its dims do not matter."""
+        if any(entry is not None for entry in self.spec[len(shape) :]):
+            raise self._too_long(shape, "the array")
+        self._check_sizes(shape, "the array")
+
+    def _too_long(self, shape: Sequence[int], what: str) -> ShardingError:
+        return ShardingError(
+            f"{what} has shape {tuple(shape)} ({len(shape)} dims), but {self.spec} has "
+            f"{len(self.spec)} entries; it may have at most one for each dim"
+        )
+
+    def _check_sizes(self, shape: Sequence[int], what: str, uneven: bool = False) -> None:
         for d, size in enumerate(shape):
             axes = self.spec.axes_of(d)
             parts = self.mesh.axis_size(axes)
@@ -317,7 +401,7 @@ class NamedSharding(Sharding):
             )
 
     def devices_indices_map(self, global_shape: Sequence[int]) -> dict[Device, Index]:
-        self.check(global_shape, "the array")
+        self._check_parts(global_shape)
         return dict(zip(self.mesh.flat_devices(), self._indices(global_shape), strict=True))
 
     def _indices(self, global_shape: Sequence[int]) -> Iterator[Index]:
@@ -339,7 +423,7 @@ class NamedSharding(Sharding):
 
     def _places(self, ndim: int) -> list[Any]:
         size = self.mesh.size
-        self.check((size,) * ndim, "the array")
+        self._check_parts((size,) * ndim)
         no_devices = isinstance(self.mesh, AbstractMesh)
         devices = range(size) if no_devices else self.mesh.flat_devices()
         indices = self._indices((size,) * ndim)
@@ -347,7 +431,7 @@ class NamedSharding(Sharding):
 
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of one device's shard; a dim left to the compiler counts as not split."""
-        self.check(global_shape, "the array")
+        self._check_parts(global_shape)
         axes = map(self.spec.axes_of, range(len(global_shape)))
         return tuple(n // self.mesh.axis_size(a) for n, a in zip(global_shape, axes, strict=True))
 
@@ -368,18 +452,27 @@ class NamedSharding(Sharding):
         return len({d.process_index for d in self.mesh.flat_devices()}) == 1
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, NamedSharding) and self.mesh == other.mesh and self.spec == other.spec
+        return self is other or (
+            isinstance(other, NamedSharding)
+            and self.mesh is other.mesh
+            and self.spec == other.spec
+            and self._memory_kind == other._memory_kind
         )
 
     def __hash__(self) -> int:
         return hash((self.mesh, self.spec))
 
     def __reduce__(self) -> Any:
-        return NamedSharding, (self.mesh, self.spec)
+        return _named_of, (self.mesh, self.spec, self._memory_kind)
 
     def __repr__(self) -> str:
-        return f"NamedSharding(mesh={self.mesh}, spec={self.spec})"
+        kind = f", memory_kind={self._memory_kind}" if self._memory_kind else ""
+        return f"NamedSharding(mesh={self.mesh}, spec={self.spec}{kind})"
+
+
+def _named_of(mesh: NamedAxes, spec: PartitionSpec, memory_kind: str | None) -> NamedSharding:
+    """The sharding that was pickled."""
+    return NamedSharding(mesh, spec, memory_kind=memory_kind)
 
 
 # The devices of the meshes of types: the last mesh that each abstract one was made from.

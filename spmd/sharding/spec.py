@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,6 +30,9 @@ class Unconstrained(enum.Enum):
     __str__ = __repr__
 
 
+_NO_AXES: frozenset[Any] = frozenset()
+
+
 class PartitionSpec(tuple):
     """For each dim of an array, the mesh axis (or tuple of axes) that it is split over, or None.
 
@@ -41,21 +46,21 @@ class PartitionSpec(tuple):
     in both, or also splits a dim.
 
     >>> spmd.P("data", None, ("x", "y"))
-    PartitionSpec('data', None, ('x', 'y'))
+    P('data', None, ('x', 'y'))
     >>> spmd.P("x") + spmd.P(spmd.P.UNCONSTRAINED)
-    PartitionSpec('x', UNCONSTRAINED)
+    P('x', UNCONSTRAINED)
     """
 
     UNCONSTRAINED = Unconstrained.UNCONSTRAINED
 
-    unreduced: frozenset[Any] = frozenset()
-    reduced: frozenset[Any] = frozenset()
+    unreduced: frozenset[Any] = _NO_AXES
+    reduced: frozenset[Any] = _NO_AXES
 
     def __new__(
-        cls, *entries: Any, unreduced: Any = frozenset(), reduced: Any = frozenset()
+        cls, *entries: Any, unreduced: Any = _NO_AXES, reduced: Any = _NO_AXES
     ) -> PartitionSpec:
         self = super().__new__(cls, map(_entry, entries))
-        if unreduced or reduced:
+        if unreduced is not _NO_AXES or reduced is not _NO_AXES:
             self.unreduced = _axis_set("unreduced", unreduced)
             self.reduced = _axis_set("reduced", reduced)
             self._check_sets()
@@ -144,10 +149,13 @@ class PartitionSpec(tuple):
 
     def __repr__(self) -> str:
         parts = [repr(entry) for entry in self]
-        for name, axes in ("unreduced", self.unreduced), ("reduced", self.reduced):
-            if axes:
-                parts.append(f"{name}={{{', '.join(sorted(map(repr, axes)))}}}")
-        return f"PartitionSpec({', '.join(parts)})"
+        sets = [
+            f"{name}={{{', '.join(sorted(map(repr, axes)))}}}"
+            for name, axes in (("unreduced", self.unreduced), ("reduced", self.reduced))
+            if axes
+        ]
+        comma = "," if len(parts) == 1 and not sets else ""  # as of a tuple with one entry
+        return f"P({', '.join(parts + sets)}{comma})"
 
     def __reduce__(self) -> Any:
         return _spec_of, (tuple(self), self.unreduced, self.reduced)
@@ -179,26 +187,37 @@ def _axis_set(name: str, axes: Any) -> frozenset[Any]:
 # ---- meshes ------------------------------------------------------------------------------------
 
 
-class Mesh(NamedAxes):
+class Mesh(NamedAxes, contextlib.ContextDecorator):
     """An n-dimensional grid of devices whose dims, the axes, have names.
 
     `devices` is an array of devices of that shape, of dtype object, and `axis_names` holds one name
     for each of its dims. `axis_types` is an `AxisType` for all axes or holds one for each, by
     default `Auto`: the compiler decides how values are laid out. `with mesh:` makes it the mesh of
-    each `shard_map` inside that names none.
+    each `shard_map` inside that names none, as the decorator `@mesh` does for a function's calls.
+    A mesh cannot be changed, and meshes that are made alike are one object.
 
-    Raises `ShardingError` if the numbers of dims, names and types differ or a name occurs twice,
-    and `ArgumentError` if `axis_types` holds something else.
+    Raises `ShardingError` if the numbers of dims, names and types differ or a name occurs twice or
+    is None, and `ArgumentError` if `axis_types` holds something else.
 
-    >>> spmd.Mesh(np.array(spmd.devices()).reshape(2, 2), ("x", "y")).shape
-    {'x': 2, 'y': 2}
+    >>> mesh = spmd.Mesh(np.array(spmd.devices()).reshape(2, 2), ("x", "y"))
+    >>> mesh.shape["x"]
+    2
+    >>> mesh is spmd.Mesh(mesh.devices, mesh.axis_names)
+    True
     """
 
-    __slots__ = ("_hash", "axis_names", "axis_types", "devices")
+    __slots__ = ("__weakref__", "_hash", "axis_names", "axis_types", "devices")
 
-    def __init__(self, devices: Any, axis_names: Any, axis_types: Any = None):
-        grid = np.asarray(devices, dtype=object)
+    axis_names: tuple[Any, ...]
+    axis_types: tuple[AxisType, ...]
+    devices: np.ndarray
+    _hash: int
+
+    def __new__(cls, devices: Any, axis_names: Any, axis_types: Any = None) -> Mesh:
+        grid = np.array(devices, dtype=object)
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        if None in names:
+            raise ShardingError(f"Mesh: axis names {names} must be names, got None")
         if grid.ndim != len(names):
             raise ShardingError(
                 f"Mesh: {len(names)} axis names {names} for a grid of {grid.ndim} dims "
@@ -206,11 +225,17 @@ class Mesh(NamedAxes):
             )
         if len(set(names)) != len(names):
             raise ShardingError(f"Mesh: axis names {names} must be different")
-        self.devices = grid
-        self.axis_names = names
-        self.axis_types = types_of_axes("Mesh", names, axis_types)
-        ids = tuple(d.id for d in self.flat_devices())
-        self._hash = hash((names, grid.shape, ids, self.axis_types))
+        types = types_of_axes("Mesh", names, axis_types)
+        key = names, grid.shape, tuple(grid.flat), types
+        made = _meshes.get(key)
+        if made is None:
+            grid.flags.writeable = False
+            made = object.__new__(cls)
+            fields = {"devices": grid, "axis_names": names, "axis_types": types, "_hash": hash(key)}
+            for field, value in fields.items():
+                object.__setattr__(made, field, value)
+            _meshes[key] = made
+        return made
 
     @property
     def axis_sizes(self) -> tuple[int, ...]:
@@ -299,15 +324,9 @@ class Mesh(NamedAxes):
     def __exit__(self, *_: Any) -> None:
         scope.leave(scope.outer.pop())
 
+    # There is one object of each mesh, so that identity is equality.
     def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, Mesh)
-            and self._hash == other._hash
-            and self.axis_names == other.axis_names
-            and self.axis_types == other.axis_types
-            and self.devices.shape == other.devices.shape
-            and all(a is b for a, b in zip(self.devices.flat, other.devices.flat, strict=True))
-        )
+        return self is other
 
     def __hash__(self) -> int:
         return self._hash
@@ -319,7 +338,19 @@ class Mesh(NamedAxes):
         return _mesh_of, (platform, self.device_ids, self.axis_names, self.axis_types)
 
     def __repr__(self) -> str:
-        return self._shown()
+        if self.empty:
+            return "Mesh(axis_sizes=(), axis_names=())"
+        return (
+            f"Mesh(axis_sizes={self.axis_sizes}, axis_names={self.axis_names!r}, "
+            f"axis_types={self.axis_types!r})"
+        )
+
+    def __str__(self) -> str:
+        return "Mesh()" if self.empty else self._shown()
+
+
+# Every mesh that is in use, by what it is made of.
+_meshes: weakref.WeakValueDictionary[Any, Mesh] = weakref.WeakValueDictionary()
 
 
 def _mesh_of(platform: str | None, ids: np.ndarray, names: Any, types: Any) -> Mesh:
@@ -395,10 +426,12 @@ def make_mesh(
     devices, `ShardingError` if the numbers of sizes, names and types differ or a name occurs twice,
     and `ArgumentError` if `axis_types` holds something else.
 
-    >>> spmd.make_mesh((2, 2), ("data", "model"))
+    >>> print(spmd.make_mesh((2, 2), ("data", "model")))
     Mesh('data': 2, 'model': 2, axis_types=(Explicit, Explicit))
     """
     shape = tuple(int(s) for s in axis_shapes)
+    if min(shape, default=1) < 0:
+        raise ShardingError(f"make_mesh: sizes of axes are 0 or more, got {shape}")
     pool = list(all_devices() if devices is None else devices)
     wanted = math.prod(shape)
     if wanted > len(pool):

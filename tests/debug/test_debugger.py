@@ -66,7 +66,7 @@ def test_the_end_of_the_input_continues(session):
 
 def test_it_says_which_device(session):
     out = session(lambda: spmd.pmap(inner, axis_name="i")(snp.arange(2.0)), "c", "p y", "c")
-    assert "on CPU_0 (i=0)" in out and "on CPU_1 (i=1)" in out and "1." in out
+    assert "on cpu:0 (i=0)" in out and "on cpu:1 (i=1)" in out and "1." in out
 
 
 def test_quit(session):

@@ -41,7 +41,7 @@ def test_place(capsys):
 
     spmd.pmap(g, axis_name="i")(snp.arange(2.0))
     assert capsys.readouterr().out == (
-        "i=0 on CPU_0: 0.0\ni=1 on CPU_1: 1.0\nmine: 0.0\nmine: 1.0\n"
+        "i=0 on cpu:0: 0.0\ni=1 on cpu:1: 1.0\nmine: 0.0\nmine: 1.0\n"
     )
 
 

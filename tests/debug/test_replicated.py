@@ -55,7 +55,7 @@ def test_copies_of_a_sharded_array():
     pieces = [np.full(2, k, np.float32) for k in (0, 0, 1, 5)]
     shards = [from_numpy(x, None, d) for x, d in zip(pieces, mesh.flat_devices(), strict=True)]
     x = from_shards(spmd.typeof(np.zeros(4, np.float32)), sharding, shards)
-    with pytest.raises(ReplicaError, match=r"CPU_3 differs from CPU_2 by up to 4 at \[0\]"):
+    with pytest.raises(ReplicaError, match=r"cpu:3 differs from cpu:2 by up to 4 at \[0\]"):
         assert_replicated(x)
 
 

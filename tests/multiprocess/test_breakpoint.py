@@ -74,7 +74,7 @@ def test_one_rank_stops_and_the_others_wait(tmp_path: Path, shared: str):
     time.sleep(6)
     job.stdin.write("c\n")
     job.stdin.flush()
-    told = read_until(job, "spmd breakpoint on rank 1, on CPU_1 (i=1)")
+    told = read_until(job, "spmd breakpoint on rank 1, on cpu:1 (i=1)")
     out, err = job.communicate("p y\nc\n", timeout=60)
     assert job.returncode == 0, err
     told += out

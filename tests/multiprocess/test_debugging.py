@@ -13,7 +13,7 @@ pytestmark = pytest.mark.mpi
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 TOLD = {
-    "nan_on_one_rank": "FloatingPointError: pmap(step): log made a NaN on rank 1, CPU_1 (i=1) at",
+    "nan_on_one_rank": "FloatingPointError: pmap(step): log made a NaN on rank 1, cpu:1 (i=1) at",
     "copies_of_ranks": "['b'] float32[2]: rank {last} differs from rank 0 by up to 0.5 at [0]: 1.0",
     "copies_on_devices": "fine",
     "copies_while_running": "['x'] differs from that at i=0 at i=1 by up to 0.25",

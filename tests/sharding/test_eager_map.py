@@ -26,11 +26,11 @@ def test_print_shows_each_device(capsys: pytest.CaptureFixture[str]):
         spmd.pmap(f, axis_name="i")(X[:2])
     assert capsys.readouterr().out == (
         "Array float32[] on 2 devices:\n"
-        "  CPU_0 (i=0): 0.\n"
-        "  CPU_1 (i=1): 1.\n"
+        "  cpu:0 (i=0): 0.\n"
+        "  cpu:1 (i=1): 1.\n"
         "sum: Array float32[] on 2 devices:\n"
-        "  CPU_0 (i=0): 1.\n"
-        "  CPU_1 (i=1): 1.\n"
+        "  cpu:0 (i=0): 1.\n"
+        "  cpu:1 (i=1): 1.\n"
     )
 
 
@@ -41,10 +41,10 @@ def test_print_in_shard_map(capsys: pytest.CaptureFixture[str]):
         np.testing.assert_array_equal(f(X), X)
     assert capsys.readouterr().out == (
         "Array float32[2] on 4 devices:\n"
-        "  CPU_0 (x=0, y=0): [0., 1.]\n"
-        "  CPU_1 (x=0, y=1): [2., 3.]\n"
-        "  CPU_2 (x=1, y=0): [0., 1.]\n"
-        "  CPU_3 (x=1, y=1): [2., 3.]\n"
+        "  cpu:0 (x=0, y=0): [0., 1.]\n"
+        "  cpu:1 (x=0, y=1): [2., 3.]\n"
+        "  cpu:2 (x=1, y=0): [0., 1.]\n"
+        "  cpu:3 (x=1, y=1): [2., 3.]\n"
     )
 
 
@@ -63,7 +63,7 @@ def test_a_branch_where_devices_differ_shows_who():
         spmd.pmap(lambda x: 1 if x > 0 else 2, axis_name="i")(X)
     text = str(caught.value)
     assert "test_eager_map.py" in text
-    assert "the devices hold different values:\n  CPU_0 (i=0): False\n  CPU_1 (i=1): True" in text
+    assert "the devices hold different values:\n  cpu:0 (i=0): False\n  cpu:1 (i=1): True" in text
 
 
 def test_values_are_those_of_the_compiled_program():

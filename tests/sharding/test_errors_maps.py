@@ -135,13 +135,13 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "spec does not divide": (
         mapped(lambda p: p["w"], ({"w": P("i")},), P("i"), {"w": np.ones((7, 2))}),
-        "shard_map(<lambda>): p['w'] has shape (7, 2), and PartitionSpec('i') splits dim 0 "
+        "shard_map(<lambda>): p['w'] has shape (7, 2), and P('i',) splits dim 0 "
         "(size 7) over mesh axis 'i' (size 4); 7 is not a multiple of 4.\n"
         "Pad dim 0 to 8, or leave it whole with None.",
     ),
     "spec too long": (
         mapped(g, P("i", None), P("i"), X),
-        "shard_map(g): x has shape (4,) (1 dims), but PartitionSpec('i', None) has 2 entries; it "
+        "shard_map(g): x has shape (4,) (1 dims), but P('i', None) has 2 entries; it "
         "may have at most one for each dim",
     ),
     "spec of no axis": (
@@ -154,14 +154,14 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "output varies": (
         mapped(g, P("i"), P(), X),
-        "shard_map(g): output 0 has out_spec PartitionSpec(), which says that it is equal along "
+        "shard_map(g): output 0 has out_spec P(), which says that it is equal along "
         "mesh axis 'i', but it varies there (its type is float32[1]{V:i}). Combine it first, e.g. "
         "lax.psum(x, 'i'), or put 'i' into the out_spec.",
     ),
     "output too small": (
         mapped(lambda x: x.sum(), P("i"), P("i"), X),
         "shard_map(<lambda>): output 0 has shape () on each device, but its out_spec "
-        "PartitionSpec('i') has 1 entries; it may have at most one for each dim",
+        "P('i',) has 1 entries; it may have at most one for each dim",
     ),
     "no mesh": (
         lambda: spmd.shard_map(g, in_specs=P("i"), out_specs=P("i"))(X),

@@ -50,11 +50,11 @@ def test_make_mesh_makes_explicit_axes_and_mesh_automatic_ones_unless_told():
     mesh = make_mesh((2, 2), ("x", "y"))
     assert mesh.axis_types == (EXPLICIT, EXPLICIT)
     assert jax.make_mesh((1, 1), ("x", "y")).axis_types == (jax.sharding.AxisType.Explicit,) * 2
-    assert repr(mesh) == "Mesh('x': 2, 'y': 2, axis_types=(Explicit, Explicit))"
+    assert str(mesh) == "Mesh('x': 2, 'y': 2, axis_types=(Explicit, Explicit))"
     plain = Mesh(mesh.devices, ("x", "y"))
     assert plain.axis_types == (AUTO, AUTO)
     assert plain == make_mesh((2, 2), ("x", "y"), AUTO)
-    assert repr(plain) == "Mesh('x': 2, 'y': 2)"
+    assert str(plain) == "Mesh('x': 2, 'y': 2, axis_types=(Auto, Auto))"
     assert [t.name for t in AxisType] == [t.name for t in jax.sharding.AxisType]
 
 
@@ -63,7 +63,7 @@ def test_types_of_axes_are_a_part_of_a_mesh():
     mixed = make_mesh((2, 2), ("x", "y"), (EXPLICIT, AUTO))
     assert plain != mixed and hash(plain) != hash(mixed)
     assert mixed == plain.update(axis_types=(EXPLICIT, AUTO))
-    assert repr(mixed) == "Mesh('x': 2, 'y': 2, axis_types=(Explicit, Auto))"
+    assert str(mixed) == "Mesh('x': 2, 'y': 2, axis_types=(Explicit, Auto))"
     assert Mesh(spmd.devices(), "x", EXPLICIT).axis_types == (EXPLICIT,)
     assert mixed.abstract_mesh.axis_types == (EXPLICIT, AUTO)
     assert pickle.loads(pickle.dumps(mixed)) == mixed
@@ -91,7 +91,7 @@ def test_an_abstract_mesh_has_axes_and_no_devices():
     assert mesh.abstract_mesh is mesh and not mesh.empty
     assert mesh == AbstractMesh([2, 4], ["x", "y"]) and hash(mesh) == hash(mesh.update())
     assert mesh != AbstractMesh((4, 2), ("x", "y")) and mesh != mesh.update(axis_types=EXPLICIT_2)
-    assert repr(mesh) == "AbstractMesh('x': 2, 'y': 4)"
+    assert repr(mesh) == "AbstractMesh('x': 2, 'y': 4, axis_types=(Auto, Auto))"
     assert AbstractMesh((2,), "x", EXPLICIT).axis_types == (EXPLICIT,)
     assert pickle.loads(pickle.dumps(mesh)) == mesh
     assert AbstractMesh((), ()).empty
@@ -370,11 +370,11 @@ def test_wrong_specs_are_errors_as_in_jax(make: Callable[[Any], Any]):
 
 
 def test_how_specs_are_shown():
-    assert repr(P("x", None, ("y", "z"))) == "PartitionSpec('x', None, ('y', 'z'))"
-    assert repr(P(P.UNCONSTRAINED)) == "PartitionSpec(UNCONSTRAINED)"
+    assert repr(P("x", None, ("y", "z"))) == "P('x', None, ('y', 'z'))"
+    assert repr(P(P.UNCONSTRAINED)) == "P(UNCONSTRAINED,)"
     assert (
         repr(P("x", unreduced={"b", "a"}, reduced={"c"}))
-        == "PartitionSpec('x', unreduced={'a', 'b'}, reduced={'c'})"
+        == "P('x', unreduced={'a', 'b'}, reduced={'c'})"
     )
 
 

@@ -82,7 +82,7 @@ def test_each_device_has_its_term_and_the_array_says_so(given: dict[str, Any]):
     terms = [np.asarray(a)[:, :2] @ np.asarray(b)[:2], np.asarray(a)[:, 2:] @ np.asarray(b)[2:]]
     shards = [np.asarray(s.data) for s in c.addressable_shards]
     np.testing.assert_allclose(shards, [terms[0], terms[0], terms[1], terms[1]], 1e-6)
-    assert repr(c).endswith("spec=PartitionSpec(None, None, unreduced={'x'})))")
+    assert repr(c).endswith("spec=P(None, None, unreduced={'x'}), memory_kind=device))")
     assert not c.is_fully_replicated
     with pytest.raises(ShardingError, match=r"Make the sum with reshard\(x, P"):
         np.asarray(c)
@@ -280,7 +280,7 @@ def test_axes_of_sums_have_to_be_known_and_explicit():
         spmd.NamedSharding(mesh, P(unreduced={"x"}))
     with pytest.raises(ShardingError, match="'z'"):
         spmd.NamedSharding(mesh, P(reduced={"z"}))
-    with pytest.raises(ShardingError, match=r"then call reshard\(x, PartitionSpec"):
+    with pytest.raises(ShardingError, match=r"then call reshard\(x, P"):
         explicit = spmd.make_mesh((2,), ("x",), (AxisType.Explicit,))
         spmd.device_put(np.ones(3), spmd.NamedSharding(explicit, P(unreduced={"x"})))
 

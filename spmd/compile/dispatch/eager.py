@@ -241,7 +241,7 @@ def _by_impl(
     expected: Sequence[ShapedArray],
     params: dict[str, Any],
 ) -> list[Array]:
-    values = [x._value() if type(x) is Array else to_numpy(x) for x in operands]
+    values = [x._value if type(x) is Array else to_numpy(x) for x in operands]
     found = prim.rule("impl")(np, *values, **params)
     if not prim.multiple:
         found = [found]

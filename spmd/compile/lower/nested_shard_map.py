@@ -16,7 +16,7 @@ def shard_map(lowering: Lowering, eqn: Eqn) -> None:
 
     def run(device: int, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
         for target, value in zip(outputs, EVAL.process(eqn.prim, inputs, eqn.params), strict=True):
-            target[...] = value._value()
+            target[...] = value._value
 
     ins = tuple(view(lowering.ref(a), a.aval) for a in eqn.invars)
     outs = tuple(view(lowering.place(v), v.aval) for v in eqn.outvars)

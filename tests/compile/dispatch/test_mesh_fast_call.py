@@ -115,7 +115,7 @@ def test_transformations_do_not_use_fast_calls():
     seen = []
     with spmd.disable_jit():
         spmd.pmap(lambda x: seen.append(str(x)), axis_name="i")(y)
-    assert "CPU_3 (i=3)" in seen[0]
+    assert "cpu:3 (i=3)" in seen[0]
 
 
 def test_wide_dicts_are_matched_by_their_keys():

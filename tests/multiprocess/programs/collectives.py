@@ -99,7 +99,7 @@ def check_op_by_op() -> None:
     total = x.sum()
     assert_close(found, ((x + np.arange(N)) * total)[MINE].astype(np.float32), "op by op")
     first = MINE.start
-    assert f"CPU_{first} (i={first}): {first + 1}." in seen[0], seen[0]
+    assert f"cpu:{first} (i={first}): {first + 1}." in seen[0], seen[0]
 
 
 def check_shard_map() -> None:
