@@ -30,7 +30,7 @@ from spmd.lax.dynamic import (
     dynamic_update_slice_p,
 )
 from spmd.lax.gather import gather, gather_p, scatter_add_p
-from spmd.lax.logic import bitwise_and, clamp, eq, ge, le, lt, select
+from spmd.lax.logic import bitwise_and, clamp, eq, ge, lt, select
 from spmd.lax.scatter import scatter_max_p, scatter_min_p, scatter_mul_p, scatter_p
 from spmd.lax.slicing import slice_in_dim, slice_p
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gather, window_sizes
@@ -113,9 +113,8 @@ def _count(axes: Axes, sizes: Sizes) -> int:
 
 def _own_indices(
     eqn: Eqn, operand: Any, indices: Any, rows: Mapping[int, Axes], windows: Sequence[int]
-) -> tuple[Any, Any, Any]:
-    """Index vectors counted from the device's rows; which windows fit the whole operand, and which
-    the device has."""
+) -> tuple[Any, Any]:
+    """Index vectors counted from the device's rows, and which windows fit the whole operand."""
     numbers = _numbers(eqn)
     whole = eqn.invars[0].aval.shape
     # A read that is promised to be in bounds is moved inside, too; such a write is dropped.
@@ -124,7 +123,7 @@ def _own_indices(
     last = typeof(indices).ndim - 1
     wide = np.dtype(np.int64 if typeof(indices).dtype.itemsize == 8 else np.int32)
     given = convert_element_type(indices, wide)
-    columns, fits, here = [], None, None
+    columns, fits = [], None
     for k, d in enumerate(numbers.start_index_map):
         column = slice_in_dim(given, k, k + 1, 1, last)
         most = wide.type(whole[d] - windows[d])
@@ -135,11 +134,8 @@ def _own_indices(
         if d in rows:
             first = convert_element_type(_first_row(rows[d], typeof(operand).shape[d]), wide)
             column = column - first
-            most = wide.type(typeof(operand).shape[d] - windows[d])
-            inside = bitwise_and(ge(column, wide.type(0)), le(column, most))
-        here = inside if here is None else bitwise_and(here, inside)
         columns.append(column)
-    return concatenate(columns, last), fits, here
+    return concatenate(columns, last), fits
 
 
 def _numbers(eqn: Eqn) -> Numbers:
@@ -152,17 +148,14 @@ def _gather(
 ) -> Any:
     operand, indices = parts
     numbers, windows = _numbers(eqn), params["slice_sizes"]
-    own, fits, here = _own_indices(eqn, operand, indices, rows, windows)
+    own, fits = _own_indices(eqn, operand, indices, rows, windows)
     fill = GatherScatterMode.FILL_OR_DROP
-    # Rows of others are read somewhere and dropped: most are, and filling them takes longer.
-    out = gather(operand, own, numbers, windows, mode=GatherScatterMode.CLIP)
-    aval = typeof(out)
-    dims = [d for d in range(aval.ndim) if d not in numbers.offset_dims]
-    mask = broadcast_in_dim(here.reshape(typeof(here).shape[:-1]), aval.shape, dims)
-    out = select(mask, out, full(aval.shape, 0, aval.dtype))
+    out = gather(operand, own, numbers, windows, mode=fill, fill_value=0)
     if params["mode"] is not fill or params["fill_value"] in (0, None):
         return out
     # Windows that fit nowhere are filled by one device.
+    aval = typeof(out)
+    dims = [d for d in range(aval.ndim) if d not in numbers.offset_dims]
     over = tuple(a for axes in rows.values() for a in axes)
     value = dtypes.number(params["fill_value"], aval.dtype)
     is_first = eq(axis_index(over), np.int32(0))

@@ -354,7 +354,8 @@ class Body:
                 if load in self.ahead and self.tail is None:
                     access.fetch(self.e, place, self.ahead[load])
                 return access.load_contiguous(self.e, place, self.tail)
-            return access.load_masked(self.e, place, self.some_mask(load.guard, width), fill)
+            mask = self.some_mask(load.guard, width)
+            return access.load_masked(self.e, self._mapped(load, place, mask), mask, fill)
         backwards = width > 1 and place.stride == -1 and place.gathered is None
         if backwards and load.guard is None and not (self.tail and self.tail.masked):
             return access.load_reversed(self.e, place, self.tail)
@@ -363,6 +364,26 @@ class Body:
         if width == 1 and load.guard is None:
             return access.load_scalar(self.e, place.pointer, place.dtype, place.base)
         return access.load_each(self.e, place, self.mask(load.guard, width), fill)
+
+    def _mapped(self, item: Load | Store, place: Place, mask: str) -> Place:
+        """Return the place of a masked access, or the argument's beginning where no lane is live.
+
+        An index vector that is out of bounds points anywhere. A masked instruction on a page that
+        is not mapped touches nothing, but takes a microcode assist: 2M elements of which most are
+        out of bounds took 29 ms, and take 0.15.
+        """
+        e, guard = self.e, item.guard
+        if guard is None or not item.map.gathered:
+            return place
+        if self.varying[guard]:
+            bools = e.type("i1")
+            name = f"@llvm.vector.reduce.or.v{e.width}i1"
+            e.module.declare(name, f"declare i1 {name}({bools})")
+            live = e.set(f"call i1 {name}({bools} {mask})")
+        else:
+            live = self.get(guard, 1).parts[0]
+        with e.at_width(1):
+            return replace(place, base=e.select(live, "i64", place.base, "0"))
 
     def _is_near(self, place: Place, guard: int | None, width: int) -> bool:
         """Say whether a load reads whole vectors and picks its lanes from them."""
@@ -396,6 +417,7 @@ class Body:
             access.store_each(e, place, mask, parts, update if store.combine else None)
         elif store.guard is not None or (self.tail is not None and self.tail.masked):
             mask = self.some_mask(store.guard, width)
+            place = self._mapped(store, place, mask)
             if store.combine:
                 parts = update(access.load_masked(e, place, mask, None), parts)
             access.store_masked(e, place, mask, parts)
