@@ -160,9 +160,13 @@ class JaxprTrace(Trace):
         types, effects, union = found
         if union is not None:
             operands = self._varying(operands, union)
-        source = state.source or current_source(3)
+        invars, source = self._atoms(operands), state.source or current_source(3)
+        if len(types) == 1:
+            var = Var(types[0])
+            self.eqns.append(Eqn(prim, invars, (var,), params, effects, source))
+            return [JaxprTracer(self, types[0], var)]
         outvars = tuple([Var(a) for a in types])
-        self.eqns.append(Eqn(prim, self._atoms(operands), outvars, params, effects, source))
+        self.eqns.append(Eqn(prim, invars, outvars, params, effects, source))
         return [JaxprTracer(self, v.aval, v) for v in outvars]
 
     def _atoms(self, operands: Sequence[Any]) -> tuple[Atom, ...]:

@@ -15,8 +15,8 @@ from spmd.lax.conv import conv_general_dilated_p
 from spmd.lax.dot import dot_general_p
 from spmd.partition.halos import HALO, Windows
 from spmd.partition.indexing import ROWS, SLICES
-from spmd.partition.propagate import KEPT, Axes, Split
-from spmd.partition.rules import COMBINED, may_be_uneven, may_split
+from spmd.partition.propagate import Axes, Split
+from spmd.partition.rules import COMBINED, KEPT, may_be_uneven, may_split
 
 # Seconds to move a byte from device to device, to begin an exchange, for one multiply-add of a
 # product and for one element of anything else.

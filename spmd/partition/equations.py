@@ -66,15 +66,16 @@ def write_equation(
         cell = x.cell
         if cell.unreduced:
             return _on_unreduced(eqn, rule, operands, cells, sizes)
-        free = NO_AXES
-        form = x.only_form()
-        if form is None:
+        axes, free = cell.axes, NO_AXES
+        if len(x.forms) == 1:
+            ((split, over, _),) = x.forms
+            if over:
+                has_terms = has_terms or x.uses <= 1
+            elif split != axes:
+                free = x.axes_whole()
+        else:
             free = x.axes_whole()
-        elif form[1]:
-            has_terms |= x.uses <= 1
-        elif form[0] != cell.axes:
-            free = x.axes_whole()
-        key.append(cell.axes)
+        key.append(axes)
         key.append(free)
     if has_terms:
         kept = _kept_partial(eqn, rule, operands, sizes)
@@ -99,13 +100,13 @@ def _on_parts(
     cells: Sequence[Cell],
     sizes: Sizes,
 ) -> list[Value]:
-    parts = []
-    for x, form in zip(operands, way.forms, strict=True):
-        part = x.forms.get(form)
-        parts.append(x.read(form[0], sizes) if part is None else part)
-    for cell, split in zip(cells, way.splits, strict=True):
-        if cell.axes != split:
-            for d, own in enumerate(split):
+    forms, parts = way.forms, []
+    for k, x in enumerate(operands):
+        form = forms[k]
+        parts.append(x.forms[form] if form in x.forms else x.read(form[0], sizes))
+    for k, cell in enumerate(cells):
+        if cell.axes != way.splits[k]:
+            for d, own in enumerate(way.splits[k]):
                 # An open dim is split as the equation makes it.
                 cell.offer(d, own, sizes, "the least time", uneven=True)
     if way.is_plain:
@@ -114,7 +115,7 @@ def _on_parts(
         outs = bound(eqn, rule, parts, way.splits, sizes, way.axes)
     else:
         return _reduced(eqn, rule, way, operands[0], parts, cells, sizes)
-    made = [Value(cell, {form: x}) for cell, form, x in zip(cells, way.made, outs, strict=True)]
+    made = [Value(cell, {way.made[k]: outs[k]}) for k, cell in enumerate(cells)]
     if eqn.prim is broadcast_in_dim_p:
         made[0].is_zero = operands[0].is_zero
     return made

@@ -13,7 +13,7 @@ from spmd.base.config import config
 from spmd.core.ir import ClosedJaxpr, Eqn
 from spmd.core.primitive import Dims, Primitive, no_effects
 from spmd.partition.halos import Windows, windows_of
-from spmd.partition.rules import RENAMES, is_row_by_row, level_of, may_split, rule_of
+from spmd.partition.rules import KEPT, RENAMES, is_row_by_row, level_of, may_split, rule_of
 
 T = TypeVar("T")
 
@@ -52,12 +52,15 @@ class Kind:
 
 def kind_of(eqn: Eqn) -> Kind:
     """The kind of an equation."""
+    params = eqn.params
     try:
+        if eqn.prim in KEPT:  # `spec` says all, and the jaxpr is the user's program
+            params = {"spec": params["spec"]}
         key = (
             eqn.prim,
             tuple([atom.aval for atom in eqn.invars]),
             tuple([v.aval for v in eqn.outvars]),
-            tuple(eqn.params.items()),
+            tuple(params.items()),
             config.enable_x64,
         )
         found = _kinds.get(key)
@@ -65,7 +68,7 @@ def kind_of(eqn: Eqn) -> Kind:
         return _made(eqn)
     if found is None:
         found = _made(eqn)
-        if _may_be_kept(eqn):
+        if _may_be_kept(eqn.prim, params):
             if len(_kinds) >= _MOST:
                 _kinds.clear()
             _kinds[key] = found
@@ -80,11 +83,11 @@ def _made(eqn: Eqn) -> Kind:
     return Kind(eqn.prim, rule_of(eqn, windows), windows)
 
 
-def _may_be_kept(eqn: Eqn) -> bool:
+def _may_be_kept(prim: Primitive, params: dict[str, Any]) -> bool:
     """Whether no program, function or array of a user's would be kept alive."""
-    if not eqn.prim.is_own or eqn.prim.effects is not no_effects:
+    if not prim.is_own or prim.effects is not no_effects:
         return False
-    held = [x for v in eqn.params.values() for x in (v if isinstance(v, tuple) else (v,))]
+    held = [x for v in params.values() for x in (v if isinstance(v, tuple) else (v,))]
     return not any(isinstance(x, ClosedJaxpr) or callable(x) for x in held)
 
 

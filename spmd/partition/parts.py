@@ -29,8 +29,8 @@ from spmd.partition.halos import (
 )
 from spmd.partition.indexing import ROWS, split_rows, write_indexing
 from spmd.partition.ordering import write_reversal
-from spmd.partition.propagate import KEPT, Axes, Split
-from spmd.partition.rules import local_params
+from spmd.partition.propagate import Axes, Split
+from spmd.partition.rules import KEPT, local_params
 from spmd.partition.values import Sizes, part_shape
 
 # Writes an equation on parts of its operands, with the parameters that it has for parts.

@@ -23,14 +23,13 @@ from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.structural import add_any_p, permute_dims_p, reshape_p
 from spmd.lax.arithmetic import add_p, neg_p, sub_p
 from spmd.lax.array import squeeze_p
-from spmd.lax.attention import attention_grad_p, attention_p, attention_tangent_p
 from spmd.lax.control_cond import cond_p
 from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import while_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.partition.accumulating import addends
 from spmd.partition.kinds import Groups, Kind, kind_of
-from spmd.partition.rules import CONTRACTS, LEVELS, RENAMES
+from spmd.partition.rules import CONTRACTS, KEPT, LEVELS, RENAMES
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array
 from spmd.sharding.constraint import sharding_constraint_p
@@ -47,7 +46,6 @@ Axes = tuple[Any, ...]
 # For each dim of a value the mesh axes that split it, major first.
 Split = tuple[Axes, ...]
 
-KEPT = (attention_p, attention_tangent_p, attention_grad_p)
 # Where terms of a sum are wanted of the result, they are of the operands.
 KEEPS_TERMS = frozenset(
     {
@@ -191,9 +189,7 @@ class Link:
     def spread(self, sizes: Mapping[Any, int]) -> Sequence[Cell]:
         """Offer the axes of each label to all dims that have it; the cells that changed."""
         cells = self.cells
-        now = 0
-        for cell in cells:
-            now += cell.changes
+        now = sum([cell.changes for cell in cells])
         if now == self._seen:
             return ()
         changed = []
@@ -203,7 +199,7 @@ class Link:
                 by = ""
                 for k, d in group:
                     cell = cells[k]
-                    if len(cell.axes[d]) < len(axes):
+                    if not cell.closed[d] and len(cell.axes[d]) < len(axes):
                         by = by or next(
                             cells[n].by[m] for n, m in group if cells[n].axes[m] == axes
                         )
@@ -382,7 +378,12 @@ class Plan:
         return self.placed[id(value)][1]
 
     def _equation(self, scope: Scope, k: int, eqn: Eqn) -> None:
-        given = [scope.of(atom) for atom in eqn.invars]
+        cells = scope.cells
+        given = [cells[a] if type(a) is Var else Cell(a.aval) for a in eqn.invars]
+        build = _STRUCTURAL.get(eqn.prim)
+        if build is not None:
+            build(self, scope, k, eqn, given)
+            return
         call = called_jaxpr(eqn)
         if call is not None:
             inner = self.scope(call, given)
@@ -390,14 +391,12 @@ class Plan:
             outs = [inner.of(atom) for atom in call.jaxpr.outvars]
             scope.cells.update(zip(eqn.outvars, outs, strict=True))
             return
-        build = _STRUCTURAL.get(eqn.prim)
-        if build is not None:
-            build(self, scope, k, eqn, given)
-            return
-        made = self._new(scope, eqn)
+        for var in eqn.outvars:
+            cell = cells[var] = Cell(var.aval)
+            given.append(cell)
         kind = scope.kinds[k] = kind_of(eqn)
         if kind.rule is not None:
-            self.links.append(Link([*given, *made], kind.groups, kind.level))
+            self.links.append(Link(given, kind.groups, kind.level))
 
     def _new(self, scope: Scope, eqn: Eqn) -> list[Cell]:
         made = [Cell(v.aval) for v in eqn.outvars]

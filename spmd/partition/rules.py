@@ -66,8 +66,9 @@ _ROW_BY_ROW = frozenset(
     }
 )
 _WITH_PLACES = frozenset({reshape_p, rev_p, *CUMULATIVE, *INDEXING, *PICKS})
-# Operands whose batch and heads are split alike; the others may have size 1 there.
-_ATTENTION = (attention_p, attention_tangent_p, attention_grad_p)
+# These are partitioned as they are, not as what they stand for: batch and heads of operands are
+# split alike, or have size 1.
+KEPT = (attention_p, attention_tangent_p, attention_grad_p)
 
 
 def rule_of(eqn: Eqn, windows: Windows) -> Dims | None:
@@ -75,7 +76,7 @@ def rule_of(eqn: Eqn, windows: Windows) -> Dims | None:
     avals = [atom.aval for atom in eqn.invars]
     if eqn.prim is reshape_p:
         return _reshape_rule(avals[0].shape, eqn.params["new_sizes"])
-    if eqn.prim in _ATTENTION:
+    if eqn.prim in KEPT:
         return _attention_rule(avals, [v.aval for v in eqn.outvars])
     if eqn.prim is iota_p:
         ndim = len(eqn.params["shape"])

@@ -5,6 +5,7 @@ A way serves all equations of a kind whose operands and results are laid out ali
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from spmd.core.primitive import Dims
 from spmd.core.stage import JaxprTrace, Known
 from spmd.lax.scatter import scatter_add_p
 from spmd.partition.cost import Choice
+from spmd.partition.halos import HALO
 from spmd.partition.kinds import Kind
 from spmd.partition.moves import is_uneven
 from spmd.partition.ordering import PICKS
@@ -89,8 +91,9 @@ def _chosen(
     sizes: Sizes,
 ) -> dict[int, Axes]:
     """For each label of a rule the axes that split its dims."""
-    if not any(any(x.cell.axes) for x in operands) and not any(any(c.axes) for c in cells):
-        return {}
+    agreed = _agreed(rule, [*(x.cell for x in operands), *cells], sizes)
+    if agreed is not None:
+        return agreed
     return Choice(
         eqn.prim,
         rule,
@@ -105,6 +108,36 @@ def _chosen(
         edge=any(cell.edge for cell in cells),
         free=[x.axes_whole() for x in operands],
     ).axes()
+
+
+def _agreed(rule: Dims, cells: Sequence[Cell], sizes: Sizes) -> dict[int, Axes] | None:
+    """The axes of each label if nothing has to move for them, which none costs less than.
+
+    None where costs have to decide.
+    """
+    sides = list(zip((*rule.operands, *rule.results), cells, strict=True))
+    found: dict[int, Axes] = {}
+    used: list[Any] = []
+    for labels, cell in sides:
+        for d, axes in enumerate(cell.axes):
+            label = labels[d]
+            if not axes or label in found:
+                continue
+            if not 0 <= label < HALO or label in rule.whole or not sizes.keys() >= set(axes):
+                return None
+            found[label] = axes
+            used += axes
+    if len(set(used)) < len(used):
+        return None
+    if any(label not in labels for labels in rule.results for label in found):
+        return None
+    for labels, cell in sides:
+        for d, axes in enumerate(cell.axes):
+            if axes != found.get(labels[d], ()):
+                return None
+            if axes and cell.shape[d] % math.prod([sizes[a] for a in axes]):
+                return None
+    return found
 
 
 def _closed_labels(rule: Dims, cells: Sequence[Cell]) -> frozenset[int]:

@@ -11,7 +11,7 @@ from typing import Any
 from spmd.base.config import config
 from spmd.base.context import state
 from spmd.base.source import UNKNOWN
-from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var, subjaxprs
+from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Var, subjaxprs
 from spmd.core.rewrite import close
 from spmd.lax.convert import convert_element_type
 from spmd.partition.callbacks import calls_once
@@ -135,7 +135,10 @@ def _can_partition(closed: ClosedJaxpr, mesh: Mesh) -> bool:
     """Whether all maps of a program are over the mesh, and only callbacks else have effects."""
     nested = closed.jaxpr.nested
     for eqn in closed.eqns:
-        if eqn.prim is shard_map_p:
+        prim = eqn.prim
+        if not (eqn.effects or prim.inline or prim.expand or eqn in nested):
+            continue
+        if prim is shard_map_p:
             if not mesh.has_grid_of(eqn.params["mesh"]) or eqn.params["kind"] != "manual":
                 return False
             continue
@@ -168,31 +171,32 @@ class _Writer:
         env: dict[Var, Value] = dict(zip(jaxpr.invars, given, strict=True))
         for var, value in zip(jaxpr.constvars, scope.closed.consts, strict=True):
             env[var] = self.placed.get(id(value)) or whole(scope.cells[var], value)
+        uses = scope.uses
         for var, value in env.items():
-            value.uses = max(value.uses, scope.uses.get(var, 0))
-
-        def read(atom: Atom) -> Value:
-            return literal(atom) if isinstance(atom, Literal) else env[atom]
+            value.uses = max(value.uses, uses.get(var, 0))
 
         before = state.source
         try:
             for k, eqn in enumerate(jaxpr.eqns):
-                state.source = before if eqn.source is UNKNOWN else eqn.source
-                outs = self._equation(scope, k, eqn, [read(a) for a in eqn.invars])
-                for var, out in zip(eqn.outvars, outs, strict=True):
-                    out.uses = scope.uses.get(var, 0)
-                    env[var] = out
+                source = eqn.source
+                state.source = before if source is UNKNOWN else source
+                operands = [literal(a) if isinstance(a, Literal) else env[a] for a in eqn.invars]
+                outs = self._equation(scope, k, eqn, operands)
+                for n, var in enumerate(eqn.outvars):
+                    env[var] = out = outs[n]
+                    out.uses = uses.get(var, 0)
         finally:
             state.source = before
-        return [read(a) for a in jaxpr.outvars]
+        return [literal(a) if isinstance(a, Literal) else env[a] for a in jaxpr.outvars]
 
     def _equation(self, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value]) -> list[Value]:
-        if called_jaxpr(eqn) is not None:
-            return self.run(scope.inner[k][0], operands)
         special = STRUCTURAL.get(eqn.prim)
         if here.watch is not None:
             here.watch.eqn = eqn
         if special is not None:
             return special(self.run, scope, k, eqn, operands, scope.sizes)
+        kind = scope.kinds.get(k)
+        if kind is None:  # a call
+            return self.run(scope.inner[k][0], operands)
         cells = [scope.cells[v] for v in eqn.outvars]
-        return write_equation(eqn, scope.kinds[k], operands, cells, scope.sizes, scope.grid)
+        return write_equation(eqn, kind, operands, cells, scope.sizes, scope.grid)
