@@ -96,6 +96,8 @@ def _groups(rule: Dims) -> Groups:
     found: dict[int, list[tuple[int, int]]] = {}
     for k, labels in enumerate((*rule.operands, *rule.results)):
         for d, label in enumerate(labels):
-            if may_split(rule, label):
-                found.setdefault(label, []).append((k, d))
+            if label in found:
+                found[label].append((k, d))
+            elif may_split(rule, label):
+                found[label] = [(k, d)]
     return tuple(map(tuple, found.values()))

@@ -29,7 +29,7 @@ from spmd.lax.control_while import while_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.partition.accumulating import addends
 from spmd.partition.kinds import Groups, Kind, kind_of
-from spmd.partition.rules import CONTRACTS, KEPT, LEVELS, RENAMES
+from spmd.partition.rules import CHANGES_RANK, CONTRACTS, KEPT, LEVELS, RENAMES
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array
 from spmd.sharding.constraint import sharding_constraint_p
@@ -64,23 +64,9 @@ KEEPS_TERMS = frozenset(
 
 
 class Cell:
-    """The axes that split each dim of a value; a closed dim keeps its axes.
+    """The axes that split each dim of a value; a closed dim keeps its axes."""
 
-    `changes` counts how often axes were given to it.
-    """
-
-    __slots__ = (
-        "axes",
-        "barred",
-        "by",
-        "changes",
-        "closed",
-        "edge",
-        "links",
-        "shape",
-        "terms",
-        "unreduced",
-    )
+    __slots__ = ("axes", "barred", "by", "closed", "edge", "links", "shape", "terms", "unreduced")
 
     def __init__(self, aval: ShapedArray):
         ndim = aval.ndim
@@ -88,7 +74,6 @@ class Cell:
         self.axes: Split = _NO_AXES[ndim]
         self.closed: tuple[bool, ...] = _OPEN[ndim]
         self.by: tuple[str, ...] = _BY_NOBODY[ndim]  # who decided, in words
-        self.changes = 0
         self.links: list[Link] = []
         # Whether the value, or one of its shape that is computed from it, leaves the program.
         self.edge = False
@@ -113,7 +98,8 @@ class Cell:
         """Say which axes split a dim, whatever was said before."""
         self.axes = _with(self.axes, d, axes)
         self.by = _with(self.by, d, by)
-        self.changes += 1
+        for link in self.links:
+            link.is_behind = True
 
     def _close_typed(self, sharding: NamedSharding) -> None:
         """Fix what a type says; along other axes than explicit ones dims may be split further."""
@@ -171,26 +157,28 @@ def even(cell: Cell, sizes: Mapping[Any, int]) -> Cell:
 
 
 class Link:
-    """Cells whose dims with equal labels should be split alike: `groups` are these dims."""
+    """Cells whose dims with equal labels should be split alike: `groups` are these dims.
 
-    __slots__ = ("_is_twice", "_seen", "cells", "groups", "level", "queued")
+    A link `is_behind` if one of its cells has got axes that others may have to get.
+    """
+
+    __slots__ = ("cells", "groups", "is_behind", "level", "queued")
 
     def __init__(self, cells: Sequence[Cell], groups: Groups, level: int):
         self.cells = cells
         self.groups = groups
         self.level = level
         self.queued = False
-        # How often the cells had changed when nothing was left to do.
-        self._seen = 0
-        self._is_twice = len(set(cells)) < len(cells)
+        self.is_behind = False
         for cell in cells:
             cell.links.append(self)
+            if any(cell.axes):
+                self.is_behind = True
 
     def spread(self, sizes: Mapping[Any, int]) -> Sequence[Cell]:
         """Offer the axes of each label to all dims that have it; the cells that changed."""
         cells = self.cells
-        now = sum([cell.changes for cell in cells])
-        if now == self._seen:
+        if not self.is_behind:
             return ()
         changed = []
         for group in self.groups:
@@ -205,8 +193,8 @@ class Link:
                         )
                         if cell.offer(d, axes, sizes, by):
                             changed.append(cell)
-        # In a second turn there is more to do only if a cell has dims of two labels.
-        self._seen = now if self._is_twice else now + len(changed)
+        # There is more to do at once only if a cell has dims of two labels.
+        self.is_behind = bool(changed) and len(set(cells)) < len(cells)
         return changed
 
 
@@ -577,7 +565,7 @@ class Plan:
             queues[level].extend(link for link in self.links if link.level == level)
             for link in queues[level]:
                 link.queued = True
-            while (queue := next(filter(None, queues), None)) is not None:
+            while queue := queues[RENAMES] or queues[CHANGES_RANK] or queues[CONTRACTS]:
                 link = queue.popleft()
                 link.queued = False
                 for cell in link.spread(self.sizes):

@@ -106,7 +106,12 @@ def may_split(rule: Dims, label: int) -> bool:
     """Whether the dims with a label may be split at all."""
     if label < 0 or label in rule.whole:
         return False
-    return rule.reduces in COMBINED or any(label in labels for labels in rule.results)
+    if rule.reduces in COMBINED:
+        return True
+    for labels in rule.results:
+        if label in labels:
+            return True
+    return False
 
 
 def may_be_uneven(prim: Primitive, rule: Dims, label: int) -> bool:
@@ -186,6 +191,11 @@ def local_params(
     """
     change = local_sizes(eqn, operands, rule, result)
     return eqn.params if change is None else eqn.params | change
+
+
+def has_sizes(prim: Primitive) -> bool:
+    """Whether parameters of a primitive are sizes of operands or results."""
+    return prim in _LOCAL
 
 
 def local_sizes(

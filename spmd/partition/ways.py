@@ -21,7 +21,7 @@ from spmd.partition.moves import is_uneven
 from spmd.partition.ordering import PICKS
 from spmd.partition.parts import split_by, writer_of
 from spmd.partition.propagate import Axes, Cell
-from spmd.partition.rules import local_sizes
+from spmd.partition.rules import has_sizes, local_sizes
 from spmd.partition.values import Sizes, Value, part_shape, total_form
 
 
@@ -54,7 +54,7 @@ class Way:
         self.is_plain = self._is_plain(eqn, rule, sizes)
         # The parameters that are other ones on parts: sizes.
         self.params: dict[str, Any] | None = None
-        if self.is_plain:
+        if self.is_plain and has_sizes(eqn.prim):
             avals = [
                 atom.aval.update(shape=part_shape(atom.aval.shape, form[0], sizes))
                 for atom, form in zip(eqn.invars, self.forms, strict=True)

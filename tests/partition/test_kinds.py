@@ -13,7 +13,7 @@ from spmd import NamedSharding, P, lax
 from spmd.compile.executable.select import partitioned
 from spmd.core.ir import Eqn, all_eqns
 from spmd.core.stage import JaxprTrace
-from spmd.partition import kinds, propagate
+from spmd.partition import kinds, propagate, ways
 from spmd.partition.kinds import kind_of
 from spmd.partition.rules import rule_of
 from spmd.sharding.operand_layouts import layouts_of
@@ -86,6 +86,13 @@ def test_what_is_kept_of_kinds_changes_no_program(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(propagate, "kind_of", kinds._made)
     monkeypatch.setattr(JaxprTrace, "process_again", process)
     assert texts(range(30)) == with_kinds
+
+
+def test_where_layouts_agree_costs_decide_alike(monkeypatch: pytest.MonkeyPatch):
+    found = texts(range(30, 60))
+    monkeypatch.setattr(propagate, "kind_of", kinds._made)
+    monkeypatch.setattr(ways, "_agreed", lambda rule, cells, sizes: None)
+    assert texts(range(30, 60)) == found
 
 
 def test_equal_parameters_of_other_types_stay_as_they_are():
