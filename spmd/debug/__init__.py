@@ -84,10 +84,11 @@ def collectives(fun: Callable[..., Any]) -> Callable[..., list[Collective]]:
 def expect_collectives(at_most: int | str | None = None, **counts: int) -> CollectivesExpected:
     """Expect that the calls in a `with` block run certain collectives, and no others.
 
-    `counts` are numbers by kind: all_reduce, all_gather, reduce_scatter, all_to_all, permute.
-    `at_most` is the most that each device may receive in all, in bytes or as text like "8 MB";
-    alone, it says nothing of kinds. A loop counts each of its iterations, but one that only run
-    time counts has one. The block's value has `collectives` and `received`, those that ran so far.
+    `counts` are numbers by kind: all_reduce, all_gather, reduce_scatter, all_to_all, permute,
+    exchange. `at_most` is the most that each device may receive in all, in bytes or as text like
+    "8 MB"; alone, it says nothing of kinds. A loop counts each of its iterations, but one that only
+    run time counts has one. The block's value has `collectives` and `received`, those that ran so
+    far.
 
     Raises `ExpectationError`, an `AssertionError`, at the end of the block if that is not so: it
     names each collective with its line. Raises `ArgumentError` for an unknown kind or unit.

@@ -1,29 +1,34 @@
 """Moves: a value that is split one way becomes split another way, inside the per-device program.
 
-The steps, each as often as it applies: cut a dim by an axis over which the value is whole; hand an
-axis from one dim to another, which is one all_to_all; gather what is in the way.
+A device keeps its part of what it has whole. The rest is one collective that brings each device
+what it lacks: an all_gather, an all_to_all or a permute where they do, else an exchange.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from spmd.base.record import record
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.all_to_all import all_to_all
 from spmd.collectives.axis import axis_index
+from spmd.collectives.exchange import exchange
 from spmd.collectives.ppermute import ppermute
 from spmd.collectives.psum import pmax, pmin, psum
 from spmd.collectives.psum_scatter import psum_scatter
-from spmd.core.aval import typeof
+from spmd.collectives.rectangles import Copies, copies_between, held, lacking, part_sizes
+from spmd.core.aval import ShapedArray, typeof
 from spmd.lax.array import full
 from spmd.lax.dynamic import dynamic_slice, dynamic_slice_in_dim, dynamic_update_slice
 from spmd.lax.logic import eq, select
 from spmd.lax.reduce import reduce_and, reduce_or, reduce_prod, reduce_xor
 from spmd.lax.slicing import pad, slice_in_dim
+from spmd.partition.cost import BYTE, EXCHANGE
 from spmd.partition.propagate import Axes, Split
 
 
@@ -50,94 +55,267 @@ def is_uneven(shape: Sequence[int], split: Split, sizes: Mapping[Any, int]) -> b
 
 
 def moved(x: Any, shape: Sequence[int], have: Split, want: Split, sizes: Mapping[Any, int]) -> Any:
-    """A device's part of a value of `shape` as `want` splits it, from the part as `have` does.
+    """A device's part of a value of `shape` as `want` splits it, from the part as `have` does."""
+    for step in route(tuple(shape), have, want, tuple(sizes.items())).steps:
+        x = step.run(x)
+    return x
+
+
+def seconds(
+    aval: ShapedArray, have: Split, want: Split, sizes: Mapping[Any, int]
+) -> tuple[float, int]:
+    """What a move takes, by the constants of `cost`, and how many steps it has."""
+    found = route(aval.shape, have, want, tuple(sizes.items()))
+    nbytes = found.received * aval.dtype.itemsize
+    return found.collectives * EXCHANGE + nbytes * BYTE, len(found.steps)
+
+
+@functools.lru_cache(maxsize=4096)
+def route(
+    shape: tuple[int, ...], have: Split, want: Split, sizes: tuple[tuple[Any, int], ...]
+) -> Route:
+    """The way from one split to another: cuts, and at most one collective.
+
+    That is an all_gather, an all_to_all or a permute where one of them brings no device more than
+    what it lacks, and else an exchange of rectangles.
+    """
+    found = _composed(shape, have, want, dict(sizes))
+    if not found.collectives:
+        return found
+    least, all_alike = _exchanged(shape, have, want, dict(sizes))
+    one = found.collectives == 1 and all_alike and found.received == least.received
+    return found if one else least
+
+
+# ---- steps ---------------------------------------------------------------------------------------
+
+
+@record
+class Route:
+    """The steps of a move, and what they cost: collectives, and elements that a device receives."""
+
+    steps: tuple[Step, ...]
+    collectives: int
+    received: int
+
+
+@record
+class Permuted:
+    """Each device gets the part of another."""
+
+    axes: Axes
+    pairs: tuple[tuple[int, int], ...]
+
+    def run(self, x: Any) -> Any:
+        """One permute."""
+        return ppermute(x, self.axes, self.pairs)
+
+
+@record
+class Cut:
+    """Each device keeps its part of dims that it has whole: as often as listed, dims and axes."""
+
+    parts: tuple[tuple[int, Any, int], ...]
+
+    def run(self, x: Any) -> Any:
+        """This device's part."""
+        shape = list(typeof(x).shape)
+        starts: list[Any] = [0] * len(shape)
+        for d, axis, size in self.parts:
+            shape[d] //= size
+            starts[d] = starts[d] + axis_index(axis) * shape[d]
+        return dynamic_slice(x, starts, shape)
+
+
+@record
+class Handed:
+    """An axis no longer splits one dim, but another."""
+
+    source: int
+    target: int
+    axis: Any
+
+    def run(self, x: Any) -> Any:
+        """One all_to_all."""
+        return all_to_all(x, self.axis, self.target, self.source, tiled=True)
+
+
+@record
+class Gathered:
+    """A dim is no longer split by some axes; it has `size` rows then."""
+
+    dim: int
+    axes: Axes
+    size: int
+
+    def run(self, x: Any) -> Any:
+        """One all_gather, without the rows that fill up the last parts."""
+        x = all_gather(x, self.axes, axis=self.dim, tiled=True)
+        if typeof(x).shape[self.dim] == self.size:
+            return x
+        return slice_in_dim(x, 0, self.size, 1, self.dim)
+
+
+@record
+class CutUnevenly:
+    """Each device keeps so many rows of a dim that it has whole, filled up with zeros."""
+
+    dim: int
+    axes: Axes
+    rows: int
+    padding: int
+
+    def run(self, x: Any) -> Any:
+        """This device's rows."""
+        zero = np.zeros((), typeof(x).dtype)[()]
+        config = [(0, self.padding if d == self.dim else 0, 0) for d in range(typeof(x).ndim)]
+        start = axis_index(self.axes) * np.int32(self.rows)
+        return dynamic_slice_in_dim(pad(x, zero, config), start, self.rows, self.dim)
+
+
+@record
+class Exchanged:
+    """Each device gets the rectangles that it lacks."""
+
+    axes: Axes
+    copies: Copies
+    shape: tuple[int, ...]
+
+    def run(self, x: Any) -> Any:
+        """One exchange."""
+        return exchange(x, self.axes, self.copies, self.shape)
+
+
+Step = Permuted | Cut | Handed | Gathered | CutUnevenly | Exchanged
+
+
+# ---- one exchange --------------------------------------------------------------------------------
+
+
+def _exchanged(shape: tuple[int, ...], have: Split, want: Split, sizes: Mapping[Any, int]) -> Route:
+    """The exchange between two splits, along those axes that split a dim otherwise afterwards.
+
+    It is a permute where each device's part goes to one other as it is. With it comes whether all
+    devices lack the same number of elements.
+    """
+    whole, before, after = list(shape), list(have), list(want)
+    for d, (size, own, wanted) in enumerate(zip(shape, have, want, strict=True)):
+        kept = 0
+        while kept < min(len(own), len(wanted)) and own[kept] == wanted[kept]:
+            kept += 1
+        parts = math.prod(sizes[a] for a in own[:kept])
+        if own == wanted:
+            whole[d] = -(-size // parts)
+        elif size % math.prod(sizes[a] for a in own) or size % math.prod(sizes[a] for a in wanted):
+            continue  # the parts of uneven parts are others
+        else:
+            whole[d] = size // parts
+        before[d], after[d] = own[kept:], wanted[kept:]
+    involved = [a for a in sizes if any(a in axes for axes in (*before, *after))]
+    grid = {a: sizes[a] for a in involved}
+    had, wants = held(whole, before, grid), held(whole, after, grid)
+    copies = copies_between(had, wants)
+    given, made = (tuple(part_sizes(whole, split, grid)) for split in (before, after))
+    axes = tuple(involved)
+    pairs = _as_permutation(copies, given, made)
+    step = Exchanged(axes, copies, made) if pairs is None else Permuted(axes, pairs)
+    if given == made and all(c.source == c.target and c.start == c.place for c in copies.items):
+        return Route((), 0, 0), True
+    lacks = [lacking(own, wanted) for own, wanted in zip(had, wants, strict=True)]
+    return Route((step,), 1, max(lacks)), min(lacks) == max(lacks)
+
+
+def _as_permutation(
+    copies: Copies, given: Sequence[int], made: Sequence[int]
+) -> tuple[tuple[int, int], ...] | None:
+    """Who sends to whom, if each device's whole part goes to one."""
+    if given != made or any(copy.sizes != made for copy in copies.items):
+        return None
+    pairs = tuple((copy.source, copy.target) for copy in copies.items)
+    return pairs if len({source for source, _ in pairs}) == len(pairs) else None
+
+
+# ---- the other collectives -----------------------------------------------------------------------
+
+
+def _composed(shape: tuple[int, ...], have: Split, want: Split, sizes: Mapping[Any, int]) -> Route:
+    """The way by cuts, all_to_alls and gathers, each as often as it applies.
 
     A dim whose parts have different sizes is whole in between.
     """
-    if not is_uneven(shape, have, sizes) and not is_uneven(shape, want, sizes):
-        return _moved_evenly(x, have, want, sizes)
-    around, target = list(have), list(want)
+    way = _Way(shape, have, sizes)
+    target = list(want)
     for d, (size, own, wanted) in enumerate(zip(shape, have, want, strict=True)):
         if own == wanted:
             continue
         if size % math.prod(sizes[a] for a in own):
-            x = slice_in_dim(all_gather(x, own, axis=d, tiled=True), 0, size, 1, d)
-            around[d] = ()
+            way.gather(d, own)
         if size % math.prod(sizes[a] for a in wanted):
             target[d] = ()
-    x = _moved_evenly(x, tuple(around), tuple(target), sizes)
+    way.go(tuple(target))
     for d, (size, now, wanted) in enumerate(zip(shape, target, want, strict=True)):
         if now != wanted:
             count = math.prod(sizes[a] for a in wanted)
             rows = -(-size // count)
-            zero = np.zeros((), typeof(x).dtype)[()]
-            config = [(0, rows * count - size if k == d else 0, 0) for k in range(len(shape))]
-            x = dynamic_slice_in_dim(
-                pad(x, zero, config), axis_index(wanted) * np.int32(rows), rows, d
-            )
-    return x
+            way.steps.append(CutUnevenly(d, wanted, rows, rows * count - size))
+    return Route(tuple(way.steps), way.collectives, way.received)
 
 
-def _renamed(
-    have: Split, want: Split, sizes: Mapping[Any, int]
-) -> tuple[Axes, list[tuple[int, int]]] | None:
-    """The permutation by which blocks go where other axes of the same sizes put them, and its axes.
+class _Way:
+    """The steps so far, and how the value is split after them."""
 
-    None if the blocks are others.
-    """
-    from_axes, to_axes = ([a for axes in split for a in axes] for split in (have, want))
-    lengths = [len(own) == len(wanted) for own, wanted in zip(have, want, strict=True)]
-    if not all(lengths) or [sizes[a] for a in from_axes] != [sizes[a] for a in to_axes]:
-        return None
-    involved = [a for a in sizes if a in from_axes or a in to_axes]
-    from_axes += [a for a in involved if a not in from_axes]
-    to_axes += [a for a in involved if a not in to_axes]
-    if [sizes[a] for a in from_axes] != [sizes[a] for a in to_axes]:
-        return None
-    grid = tuple(sizes[a] for a in involved)
-    pairs = []
-    for k, place in enumerate(np.ndindex(*grid)):
-        at = dict(zip(involved, place, strict=True))
-        source = {a: at[b] for a, b in zip(from_axes, to_axes, strict=True)}
-        pairs.append((int(np.ravel_multi_index([source[a] for a in involved], grid)), k))
-    return tuple(involved), pairs
+    def __init__(self, shape: Sequence[int], have: Split, sizes: Mapping[Any, int]):
+        self.shape = shape
+        self.now = [list(axes) for axes in have]
+        self.sizes = sizes
+        self.steps: list[Step] = []
+        self.collectives = 0
+        self.received = 0
 
+    def _part(self) -> int:
+        """The elements of a device's part."""
+        pairs = zip(self.shape, self.now, strict=True)
+        return math.prod(-(-n // math.prod(self.sizes[a] for a in axes)) for n, axes in pairs)
 
-def _moved_evenly(x: Any, have: Split, want: Split, sizes: Mapping[Any, int]) -> Any:
-    if have != want and (found := _renamed(have, want, sizes)) is not None:
-        return ppermute(x, *found)
-    now = [list(axes) for axes in have]
-    while True:
-        x = _cut(x, now, want, sizes)
-        hand = _next_handed(now, want)
-        if hand is not None:
-            source, target, axis = hand
-            x = all_to_all(x, axis, target, source, tiled=True)
-            now[source].pop()
-            now[target].append(axis)
-            continue
-        gathered = _next_gather(now, want)
-        if gathered is None:
-            return x
-        d, axes = gathered
-        x = all_gather(x, axes, axis=d, tiled=True)
-        del now[d][len(now[d]) - len(axes) :]
+    def _add(self, step: Step, received: int) -> None:
+        self.steps.append(step)
+        self.collectives += 1
+        self.received += received
 
+    def gather(self, d: int, axes: Axes) -> None:
+        """Gather the last axes of a dim."""
+        part = self._part()
+        del self.now[d][len(self.now[d]) - len(axes) :]
+        n = math.prod(self.sizes[a] for a in axes)
+        size = -(-self.shape[d] // math.prod(self.sizes[a] for a in self.now[d]))
+        self._add(Gathered(d, axes, size), part * (n - 1))
 
-def _cut(x: Any, now: list[list[Any]], want: Split, sizes: Mapping[Any, int]) -> Any:
-    """Take this device's part along all dims that axes not in use are to split."""
-    shape = list(typeof(x).shape)
-    starts: list[Any] = [0] * len(shape)
-    step = _next_cut(now, want)
-    if step is None:
-        return x
-    while step is not None:
-        d, axis = step
-        shape[d] //= sizes[axis]
-        starts[d] = starts[d] + axis_index(axis) * shape[d]
-        now[d].append(axis)
-        step = _next_cut(now, want)
-    return dynamic_slice(x, starts, shape)
+    def go(self, want: Split) -> None:
+        """Every step that leads to a split of which all parts are alike."""
+        while True:
+            self._cut(want)
+            hand = _next_handed(self.now, want)
+            if hand is not None:
+                source, target, axis = hand
+                n = self.sizes[axis]
+                self._add(Handed(source, target, axis), self._part() * (n - 1) // n)
+                self.now[source].pop()
+                self.now[target].append(axis)
+                continue
+            gathered = _next_gather(self.now, want)
+            if gathered is None:
+                return
+            self.gather(*gathered)
+
+    def _cut(self, want: Split) -> None:
+        """Take this device's part along all dims that axes not in use are to split."""
+        parts = []
+        while (step := _next_cut(self.now, want)) is not None:
+            d, axis = step
+            parts.append((d, axis, self.sizes[axis]))
+            self.now[d].append(axis)
+        if parts:
+            self.steps.append(Cut(tuple(parts)))
 
 
 def _begins(axes: list[Any], wanted: Axes) -> bool:
@@ -158,8 +336,8 @@ def _next_handed(now: list[list[Any]], want: Split) -> tuple[int, int, Any] | No
         if not _begins(axes, wanted) or len(axes) == len(wanted):
             continue
         axis = wanted[len(axes)]
-        for source, held in enumerate(now):
-            if source != target and held and held[-1] == axis and not _begins(held, want[source]):
+        for source, own in enumerate(now):
+            if source != target and own and own[-1] == axis and not _begins(own, want[source]):
                 return source, target, axis
     return None
 
@@ -173,6 +351,9 @@ def _next_gather(now: list[list[Any]], want: Split) -> tuple[int, Axes] | None:
                 kept += 1
             return d, tuple(axes[kept:])
     return None
+
+
+# ---- totals --------------------------------------------------------------------------------------
 
 
 def combined(

@@ -15,7 +15,7 @@ from spmd.core.aval import typeof
 from spmd.core.ir import Literal
 from spmd.lax.array import full
 from spmd.lax.convert import convert_element_type
-from spmd.partition.moves import alone, combined, moved
+from spmd.partition.moves import alone, combined, moved, seconds
 from spmd.partition.propagate import Axes, Cell, Split
 from spmd.partition.unasked import here
 
@@ -85,7 +85,9 @@ class Value:
             if now == want:
                 return total
             totals = [(now, total)]
-        split, x = min(totals, key=lambda pair: _distance(pair[0], want))
+        if len(totals) > 1:
+            totals.sort(key=lambda pair: self._seconds(pair[0], want, sizes))
+        split, x = totals[0]
         return self._moved(x, split, want, sizes)
 
     def _moved(self, x: Any, have: Split, want: Split, sizes: Sizes) -> Any:
@@ -93,6 +95,11 @@ class Value:
         if here.watch is not None:
             return here.watch.moved(self, x, have, want, sizes)
         return moved(x, self.cell.shape, have, want, sizes)
+
+    def _seconds(self, have: Split, want: Split, sizes: Sizes) -> tuple[float, int]:
+        """What it takes to make one form from another."""
+        x = typeof(next(iter(self.forms.values())))
+        return seconds(x.update(shape=self.cell.shape), have, want, sizes)
 
     def _totals(self) -> list[tuple[Split, Any]]:
         return [(split, x) for (split, over, _), x in self.forms.items() if not over]
@@ -112,8 +119,8 @@ class Value:
                 more = tuple(a for a in over if a not in unreduced)
                 term, now = combined(x, split, more, "add", want, sizes)
                 return self._moved(term, now, want, sizes)
-        split = min((s for s, _ in self._totals()), key=lambda s: _distance(s, want), default=None)
-        split = self.cell.axes if split is None else split
+        found = [own for own, _ in self._totals()] or [self.cell.axes]
+        split = min(found, key=lambda own: self._seconds(own, want, sizes))
         kept = [
             (*wanted, *(a for a in own[len(wanted) :] if a in unreduced))
             if own[: len(wanted)] == wanted
@@ -137,11 +144,6 @@ def total_form(split: Split) -> Form:
 def form_of(cell: Cell, split: Split) -> Form:
     """The form in which a value of a type is at the edges of loops and programs."""
     return split, cell.unreduced, "add" if cell.unreduced else ""
-
-
-def _distance(have: Split, want: Split) -> int:
-    """How many dims would have to be gathered first."""
-    return sum(own != wanted[: len(own)] for own, wanted in zip(have, want, strict=True))
 
 
 def read_as(values: Sequence[Value], cells: Sequence[Cell], sizes: Sizes) -> list[Any]:
