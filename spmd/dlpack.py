@@ -37,7 +37,7 @@ def is_supported_dtype(dtype: Any) -> bool:
     return np.dtype(dtype) in _SUPPORTED
 
 
-_SUPPORTED = frozenset((*dtypes.ANY,)) - {dtypes.bfloat16}
+_SUPPORTED = frozenset(dtypes.ANY) - dtypes.SMALL - {dtypes.bfloat16}
 
 
 def to_dlpack(

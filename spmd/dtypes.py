@@ -23,7 +23,7 @@ from spmd.base.dtypes import canonical as canonicalize_dtype
 from spmd.base.dtypes import is_bool as _is_bool
 from spmd.base.dtypes import is_complex as _is_complex
 from spmd.base.dtypes import is_integer as _is_integer
-from spmd.base.errors import DtypeError as TypePromotionError
+from spmd.base.errors import TypePromotionError
 from spmd.core.aval import typeof as _typeof
 
 
@@ -50,7 +50,7 @@ def itemsize_bits(dtype: Any) -> int:
     >>> itemsize_bits(bfloat16)
     16
     """
-    return 8 * _np.dtype(dtype).itemsize
+    return _dtypes.bits_of(_np.dtype(dtype))
 
 
 def scalar_type_of(x: Any) -> type:

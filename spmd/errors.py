@@ -38,6 +38,7 @@ from spmd.base.errors import (
     TracerArrayConversionError,
     TracerBoolConversionError,
     TracerIntegerConversionError,
+    TypePromotionError,
     UnexpectedTracerError,
 )
 

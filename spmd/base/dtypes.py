@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from spmd.base.config import config
-from spmd.base.errors import DtypeError, IntegerRangeError
+from spmd.base.errors import DtypeError, IntegerRangeError, TypePromotionError
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 bool_ = np.dtype(np.bool_)
@@ -31,9 +31,30 @@ key_dtype = np.dtype([("k0", "<u4"), ("k1", "<u4")])
 # NumPy's void types may have no size at all, which breaks indexing).
 float0 = np.dtype([("float0", np.void, 0)])
 
-SIGNED = tuple(np.dtype(t) for t in (np.int8, np.int16, np.int32, np.int64))
-UNSIGNED = tuple(np.dtype(t) for t in (np.uint8, np.uint16, np.uint32, np.uint64))
-FLOATING = (bfloat16, *(np.dtype(t) for t in (np.float16, np.float32, np.float64)))
+
+def _small(names: str) -> tuple[np.dtype, ...]:
+    """The small dtypes of these names that this version of ml_dtypes has."""
+    found = (getattr(ml_dtypes, name, None) for name in names.split())
+    return tuple(np.dtype(t) for t in found if t is not None)
+
+
+# Small dtypes are for storage. Operations compute in a wider dtype and round the result.
+SMALL_SIGNED = _small("int2 int4")
+SMALL_UNSIGNED = _small("uint2 uint4")
+SMALL_FLOATING = _small(
+    "float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
+    "float8_e5m2fnuz float8_e8m0fnu float6_e2m3fn float6_e3m2fn float4_e2m1fn"
+)
+SMALL = frozenset((*SMALL_SIGNED, *SMALL_UNSIGNED, *SMALL_FLOATING))
+_SMALL_INTEGER = frozenset((*SMALL_SIGNED, *SMALL_UNSIGNED))
+
+SIGNED = (*(np.dtype(t) for t in (np.int8, np.int16, np.int32, np.int64)), *SMALL_SIGNED)
+UNSIGNED = (*(np.dtype(t) for t in (np.uint8, np.uint16, np.uint32, np.uint64)), *SMALL_UNSIGNED)
+FLOATING = (
+    bfloat16,
+    *(np.dtype(t) for t in (np.float16, np.float32, np.float64)),
+    *SMALL_FLOATING,
+)
 COMPLEX = tuple(np.dtype(t) for t in (np.complex64, np.complex128))
 BOOL = (bool_,)
 INTEGER = SIGNED + UNSIGNED
@@ -56,9 +77,9 @@ _SHORT = {
     bfloat16: "bf16",
     key_dtype: "key<fry>",
     float0: "float0",
-    **{d: f"i{8 * d.itemsize}" for d in SIGNED},
-    **{d: f"u{8 * d.itemsize}" for d in UNSIGNED},
-    **{d: f"f{8 * d.itemsize}" for d in FLOATING if d != bfloat16},
+    **{d: d.name.replace("int", "i") for d in SIGNED},
+    **{d: d.name.replace("uint", "u") for d in UNSIGNED},
+    **{d: d.name.replace("float", "f") for d in FLOATING if d != bfloat16},
     **{d: f"c{8 * d.itemsize}" for d in COMPLEX},
 }
 
@@ -92,7 +113,8 @@ def _canonical(dtype: Any, x64: bool) -> np.dtype:
     d = d.newbyteorder("=") if d.byteorder == ">" else d
     if d not in _KNOWN:
         raise DtypeError(
-            f"dtype {d} is not supported; use bool, (u)int8-64, bfloat16, float16-64, complex64/128"
+            f"dtype {d} is not supported; use bool, (u)int8-64, bfloat16, float16-64, "
+            "complex64/128, or for storage (u)int2, (u)int4, float8_e4m3fn, ..."
         )
     return d if x64 else _NARROW.get(d, d)
 
@@ -119,7 +141,30 @@ def is_inexact(dtype: np.dtype) -> bool:
 
 
 def is_integer(dtype: np.dtype) -> bool:
-    return dtype.kind in "iu"
+    return dtype.kind in "iu" or (dtype.kind == "V" and dtype in _SMALL_INTEGER)
+
+
+def is_unsigned(dtype: np.dtype) -> bool:
+    return dtype.kind == "u" or (dtype.kind == "V" and dtype in SMALL_UNSIGNED)
+
+
+def is_small(dtype: np.dtype) -> bool:
+    """Whether a dtype is for storage: one of `SMALL`."""
+    return dtype.itemsize == 1 and dtype in SMALL
+
+
+def wide_of(dtype: np.dtype) -> np.dtype:
+    """The dtype in which operations on a small dtype are computed."""
+    if dtype in SMALL_FLOATING:
+        return float32
+    return int32 if dtype in SMALL_SIGNED else uint32
+
+
+def bits_of(dtype: np.dtype) -> int:
+    """The number of bits that an element has; small ones are stored in a byte each."""
+    if not is_small(dtype):
+        return 8 * dtype.itemsize
+    return (finfo if is_float(dtype) else iinfo)(dtype).bits
 
 
 def is_bool(dtype: np.dtype) -> bool:
@@ -138,15 +183,23 @@ class _KeyClass(np.generic):
 extended = prng_key = _KeyClass
 
 
+def _class_of(dtype: np.dtype) -> type[np.generic]:
+    """NumPy's abstract class of a dtype that it does not know."""
+    if is_float(dtype):
+        return np.floating
+    return np.signedinteger if dtype in SMALL_SIGNED else np.unsignedinteger
+
+
 def issubdtype(a: Any, b: Any) -> bool:
     """Like `numpy.issubdtype`, and it knows bfloat16 and typed keys."""
     if b is prng_key:
         return isinstance(a, np.dtype) and a == key_dtype
     a_dtype = a if isinstance(a, type) and issubclass(a, np.generic) else np.dtype(a)
-    if a_dtype == bfloat16:
+    if a_dtype == bfloat16 or np.dtype(a_dtype) in SMALL:
+        of_numpy = _class_of(np.dtype(a_dtype))
         if isinstance(b, type) and issubclass(b, np.generic):
-            return b is ml_dtypes.bfloat16 or issubclass(np.floating, b)
-        return np.dtype(b) == bfloat16
+            return b is np.dtype(a_dtype).type or issubclass(of_numpy, b)
+        return np.dtype(b) == a_dtype
     if isinstance(b, type) and issubclass(b, np.generic):
         return np.issubdtype(a_dtype, b)
     return np.issubdtype(a_dtype, b)
@@ -173,7 +226,8 @@ def iinfo(int_type: Any) -> Any:
     >>> snp.iinfo(snp.int8).max
     127
     """
-    return np.iinfo(int_type)
+    dtype = np.dtype(int_type) if not isinstance(int_type, int) else np.dtype(type(int_type))
+    return ml_dtypes.iinfo(dtype) if dtype in SMALL else np.iinfo(dtype)
 
 
 def max_value(dtype: np.dtype) -> Any:
@@ -181,8 +235,8 @@ def max_value(dtype: np.dtype) -> Any:
     if is_bool(dtype):
         return np.array(True)
     if is_integer(dtype):
-        return np.array(np.iinfo(dtype).max, dtype)
-    return np.array(np.inf, dtype)
+        return np.array(iinfo(dtype).max, dtype)
+    return np.array(_largest(dtype), dtype)
 
 
 def min_value(dtype: np.dtype) -> Any:
@@ -190,8 +244,17 @@ def min_value(dtype: np.dtype) -> Any:
     if is_bool(dtype):
         return np.array(False)
     if is_integer(dtype):
-        return np.array(np.iinfo(dtype).min, dtype)
-    return np.array(-np.inf, dtype)
+        return np.array(iinfo(dtype).min, dtype)
+    if is_small(dtype) and not np.array(-1.0, dtype) < 0:
+        return np.array(finfo(dtype).tiny, dtype)
+    return np.array(-_largest(dtype), dtype)
+
+
+def _largest(dtype: np.dtype) -> float:
+    """Infinity, or the largest number of a small dtype that has no infinity."""
+    if is_small(dtype) and not np.isinf(np.array(np.inf, dtype).astype(float32)):
+        return float(finfo(dtype).max)
+    return np.inf
 
 
 def real_of(dtype: np.dtype) -> np.dtype:
@@ -236,7 +299,7 @@ def number(x: Any, dtype: np.dtype) -> np.ndarray:
 
 def exact_integer(x: int, dtype: np.dtype) -> np.ndarray:
     """A Python integer as a rank-0 NumPy array; an IntegerRangeError if the dtype has no such."""
-    limits = np.iinfo(dtype)
+    limits = iinfo(dtype)
     if limits.min <= x <= limits.max:
         return np.asarray(x, dtype)
     raise IntegerRangeError(
@@ -251,13 +314,14 @@ _INT, _FLOAT, _COMPLEX = "int*", "float*", "complex*"  # the weak types, as latt
 
 
 def _lattice() -> dict[Any, tuple[Any, ...]]:
-    i1, i2, i4, i8 = SIGNED
-    u1, u2, u4, u8 = UNSIGNED
-    bf, f2, f4, f8 = FLOATING
+    i1, i2, i4, i8 = SIGNED[:4]
+    u1, u2, u4, u8 = UNSIGNED[:4]
+    bf, f2, f4, f8 = FLOATING[:4]
     c4, c8 = COMPLEX
     return {
+        **dict.fromkeys(SMALL, ()),
         bool_: (_INT,),
-        _INT: (u1, i1),
+        _INT: (u1, i1, *SMALL_SIGNED, *SMALL_UNSIGNED),
         u1: (i2, u2),
         u2: (i4, u4),
         u4: (i8, u8),
@@ -266,7 +330,7 @@ def _lattice() -> dict[Any, tuple[Any, ...]]:
         i2: (i4,),
         i4: (i8,),
         i8: (_FLOAT,),
-        _FLOAT: (bf, f2, _COMPLEX),
+        _FLOAT: (bf, f2, _COMPLEX, *SMALL_FLOATING),
         bf: (f4,),
         f2: (f4,),
         f4: (f8, c4),
@@ -306,7 +370,9 @@ def _least_upper_bound(nodes: frozenset[Any]) -> Any:
     best = [n for n in common if common <= _UPPER[n]]
     if len(best) != 1:
         names = ", ".join(sorted(str(n) for n in nodes))
-        raise DtypeError(f"dtypes {names} have no common type; convert one with .astype(...)")
+        raise TypePromotionError(
+            f"dtypes {names} have no common type; convert one with .astype(...)"
+        )
     return best[0]
 
 
@@ -329,7 +395,7 @@ def _check_strictly(pairs: tuple[tuple[np.dtype, bool], ...]) -> None:
     if len(strong) < 2 and (first is None or _weak_fit(kinds, _kind_rank(first))):
         return
     shown = ", ".join(long_name(d) + (" (a number)" if weak else "") for d, weak in pairs)
-    raise DtypeError(
+    raise TypePromotionError(
         f"dtypes {shown} differ, and numpy_dtype_promotion is 'strict'; convert with .astype, or "
         "allow it with spmd.numpy_dtype_promotion('standard')"
     )
@@ -354,12 +420,12 @@ def _promote(pairs: tuple[tuple[np.dtype, bool], ...], x64: bool) -> tuple[np.dt
         if all(d == first for d, _ in pairs):
             return first, False
         names = ", ".join(long_name(d) for d, _ in pairs)
-        raise DtypeError(f"dtypes {names} have no common type: keys and numbers do not mix")
+        raise TypePromotionError(f"dtypes {names} have no common type: keys and numbers do not mix")
     if all(p == pairs[0] for p in pairs):
         return pairs[0]
     for d, _ in pairs:
         if d not in _UPPER:
-            raise DtypeError(f"dtype {long_name(d)} takes no part in promotion")
+            raise TypePromotionError(f"dtype {long_name(d)} takes no part in promotion")
     if all(weak for _, weak in pairs):
         # Weak values may have any width: they promote among themselves as if they were strong.
         return _canonical(_least_upper_bound(frozenset(d for d, _ in pairs)), x64), True

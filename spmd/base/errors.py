@@ -49,6 +49,10 @@ class DtypeError(SpmdError, TypeError):
     """An operation does not accept a dtype."""
 
 
+class TypePromotionError(DtypeError, ValueError):
+    """Dtypes have no common one, or must not be promoted to it."""
+
+
 class ArgumentError(SpmdError, TypeError, ValueError):
     """An argument is of the wrong kind: not an array, not hashable, out of range."""
 

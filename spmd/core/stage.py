@@ -249,7 +249,7 @@ def _fixed(x: Any, aval: ShapedArray) -> Any:
 def _literal(x: Any) -> Literal | None:
     """A literal for a concrete scalar; None where it needs a constant variable."""
     aval = typeof(x)
-    if aval.shape or aval.dtype.names:
+    if aval.shape or aval.dtype.names or dtypes.is_small(aval.dtype):
         return None
     value = x[()] if type(x) is np.ndarray else np.asarray(x)[()]
     if value.dtype is not aval.dtype:

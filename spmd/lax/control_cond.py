@@ -85,7 +85,7 @@ def cond(
             f"{current_source()}: lax.cond: pred must be a scalar, got shape {aval.shape}; "
             "use spmd.numpy.where to choose element by element"
         )
-    if aval.dtype.kind not in "biuf":
+    if aval.dtype not in dtypes.ORDERED:
         raise DtypeError(f"{current_source()}: lax.cond: pred must be a bool, got {aval.dtype}")
     if config.disable_jit and is_concrete(pred):
         return true_fun(*operands) if pred else false_fun(*operands)

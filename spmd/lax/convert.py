@@ -67,7 +67,7 @@ def convert_element_type(operand: Any, new_dtype: Any, weak_type: bool = False) 
 
 def _is_scalar_constant(x: Any, aval: ShapedArray) -> bool:
     """Whether `x` would be a literal if it were staged: a number, or a concrete array of rank 0."""
-    return not aval.shape and not isinstance(x, Tracer) and not aval.dtype.names
+    return not aval.shape and not isinstance(x, Tracer) and aval.dtype.kind != "V"
 
 
 @remembered
@@ -94,7 +94,7 @@ def _converted(xp: Any, x: Any, new_dtype: np.dtype) -> Any:
 
 
 def _saturated(xp: Any, x: Any, new_dtype: np.dtype) -> Any:
-    limits = np.iinfo(new_dtype)
+    limits = dtypes.iinfo(new_dtype)
     x = xp.trunc(x.astype(np.float64))
     # 2**63 - 1 is no float64, so the limits are compared, and the middle alone is converted.
     above = x >= float(limits.max)

@@ -230,9 +230,17 @@ def _check_pairs(kind: str, lhs: ShapedArray, rhs: ShapedArray, pairs: Any) -> N
 _SUM_KINDS = {"b": "biufc", "i": "ifc", "u": "iufc", "f": "fc", "c": "c"}
 
 
+def _sum_kind(dtype: np.dtype) -> str:
+    if dtypes.is_float(dtype):
+        return "f"
+    if not dtypes.is_small(dtype):
+        return dtype.kind
+    return "u" if dtypes.is_unsigned(dtype) else "i"
+
+
 def check_preferred(name: str, dtype: np.dtype, wanted: np.dtype) -> None:
     """Raise the user's error if products of `dtype` cannot be summed in `wanted`."""
-    kinds = ["f" if dtypes.is_float(d) else d.kind for d in (dtype, wanted)]
+    kinds = [_sum_kind(d) for d in (dtype, wanted)]
     if dtype != wanted and (
         kinds[1] not in _SUM_KINDS[kinds[0]] or wanted.itemsize < dtype.itemsize
     ):

@@ -80,7 +80,7 @@ def _start_scalar(name: str, start: Any, size: int, wraps: bool) -> Any:
         value = int(np.asarray(start))
         value = value + size if wraps and value < 0 else value
         return np.int32(min(max(value, _INT32.min), _INT32.max))
-    if aval.dtype.kind == "u":
+    if dtypes.is_unsigned(aval.dtype):
         return start
     if aval.dtype.itemsize < 4:
         start = convert_element_type(start, np.int32)

@@ -51,6 +51,8 @@ NARROW_FLOATS = (dtypes.bfloat16, np.dtype(np.float16))
 # Dtypes that primitives accept. Structural ones also move typed keys.
 BITS = frozenset((*dtypes.BOOL, *dtypes.INTEGER))
 INTEGER = frozenset(dtypes.INTEGER)
+# Those in which a number has as many bits as it is stored in.
+WORDS = INTEGER - dtypes.SMALL
 FLOAT = frozenset(dtypes.FLOATING)
 COMPLEX = frozenset(dtypes.COMPLEX)
 INEXACT = frozenset(dtypes.INEXACT)

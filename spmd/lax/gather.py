@@ -104,8 +104,8 @@ def default_fill(dtype: np.dtype) -> Any:
         return True
     if dtypes.is_key(dtype):
         return int(np.iinfo(np.uint32).max)
-    info = np.iinfo(dtype)
-    return int(info.max if dtype.kind == "u" else info.min)
+    info = dtypes.iinfo(dtype)
+    return int(info.max if dtypes.is_unsigned(dtype) else info.min)
 
 
 def _fill_array(dtype: np.dtype, fill_value: Any) -> np.ndarray:

@@ -23,6 +23,7 @@ from spmd.lax.families import (
     INTEGER,
     MOVABLE,
     ORDERED,
+    WORDS,
     align_batch,
     binary,
     check_dtype,
@@ -226,10 +227,10 @@ or_p = binary("or", accepts=BITS, impl="bitwise_or")
 xor_p = binary("xor", accepts=BITS, impl="bitwise_xor")
 population_count_p = unary(
     "population_count",
-    accepts=INTEGER,
+    accepts=WORDS,
     impl=lambda xp, x: xp.bitwise_count(_unsigned(x)).astype(x.dtype),
 )
-clz_p = unary("clz", accepts=INTEGER, impl=_clz)
+clz_p = unary("clz", accepts=WORDS, impl=_clz)
 
 # ---- shifts ------------------------------------------------------------------------------------
 
@@ -299,7 +300,7 @@ def _shift_right_arithmetic(xp: Any, x: Any, y: Any) -> Any:
 
 
 shift_left_p = binary("shift_left", accepts=INTEGER, impl=_shift_left)
-shift_right_logical_p = binary("shift_right_logical", accepts=INTEGER, impl=_shift_right_logical)
+shift_right_logical_p = binary("shift_right_logical", accepts=WORDS, impl=_shift_right_logical)
 shift_right_arithmetic_p = binary(
     "shift_right_arithmetic", accepts=INTEGER, impl=_shift_right_arithmetic
 )

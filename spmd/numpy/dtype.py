@@ -31,6 +31,17 @@ __all__ = [
     "dtype",
     "finfo",
     "flexible",
+    "float4_e2m1fn",
+    "float6_e2m3fn",
+    "float6_e3m2fn",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
     "float16",
     "float32",
     "float64",
@@ -39,6 +50,8 @@ __all__ = [
     "generic",
     "iinfo",
     "inexact",
+    "int2",
+    "int4",
     "int8",
     "int16",
     "int32",
@@ -53,6 +66,8 @@ __all__ = [
     "signedinteger",
     "single",
     "uint",
+    "uint2",
+    "uint4",
     "uint8",
     "uint16",
     "uint32",
@@ -109,6 +124,22 @@ float32 = single = _scalar_type(np.float32)
 float64 = double = _scalar_type(np.float64)
 complex64 = csingle = _scalar_type(np.complex64)
 complex128 = cdouble = _scalar_type(np.complex128)
+# For storage: computing converts to a wider dtype, and rounds.
+int2 = _scalar_type(ml_dtypes.int2)
+int4 = _scalar_type(ml_dtypes.int4)
+uint2 = _scalar_type(ml_dtypes.uint2)
+uint4 = _scalar_type(ml_dtypes.uint4)
+float4_e2m1fn = _scalar_type(ml_dtypes.float4_e2m1fn)
+float6_e2m3fn = _scalar_type(ml_dtypes.float6_e2m3fn)
+float6_e3m2fn = _scalar_type(ml_dtypes.float6_e3m2fn)
+float8_e3m4 = _scalar_type(ml_dtypes.float8_e3m4)
+float8_e4m3 = _scalar_type(ml_dtypes.float8_e4m3)
+float8_e4m3b11fnuz = _scalar_type(ml_dtypes.float8_e4m3b11fnuz)
+float8_e4m3fn = _scalar_type(ml_dtypes.float8_e4m3fn)
+float8_e4m3fnuz = _scalar_type(ml_dtypes.float8_e4m3fnuz)
+float8_e5m2 = _scalar_type(ml_dtypes.float8_e5m2)
+float8_e5m2fnuz = _scalar_type(ml_dtypes.float8_e5m2fnuz)
+float8_e8m0fnu = _scalar_type(ml_dtypes.float8_e8m0fnu)
 # Canonicalised on use: 32 bits unless x64 is on.
 int_ = int64
 uint = uint64
@@ -130,8 +161,8 @@ object_ = np.object_
 
 _KINDS = {
     "bool": dtypes.is_bool,
-    "signed integer": lambda d: d.kind == "i",
-    "unsigned integer": lambda d: d.kind == "u",
+    "signed integer": lambda d: dtypes.is_integer(d) and not dtypes.is_unsigned(d),
+    "unsigned integer": dtypes.is_unsigned,
     "integral": dtypes.is_integer,
     "real floating": dtypes.is_float,
     "complex floating": dtypes.is_complex,

@@ -159,7 +159,7 @@ def signbit(x: ArrayLike, /) -> Array:
     (x,) = promote_args("signbit", x)
     check_real("signbit", x)
     dtype = typeof(x).dtype
-    if dtypes.is_bool(dtype) or dtype.kind == "u":
+    if dtypes.is_bool(dtype) or dtypes.is_unsigned(dtype):
         return filled_like(x, False, np.dtype(np.bool_))
     if dtypes.is_integer(dtype):
         return lax.lt(x, constant_like(x, 0))

@@ -211,11 +211,11 @@ class _Parser:
         size = self.shape[self.dim]
         if is_known(indices):
             values = np.asarray(indices)
-            if values.dtype.kind == "u":
+            if dtypes.is_unsigned(values.dtype):
                 return values
             values = values.astype(np.int64)
             return np.where(values < 0, values + size, values) if self.wrap else values
-        if typeof(indices).dtype.kind == "u":
+        if dtypes.is_unsigned(typeof(indices).dtype):
             return indices
         if typeof(indices).dtype.itemsize < 4:
             indices = lax.convert_element_type(indices, np.int32)

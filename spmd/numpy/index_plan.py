@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base import dtypes
 from spmd.base.record import record
 from spmd.core.aval import typeof
 from spmd.numpy.index_expr import IndexExpr, NewDim, Part, Point, Span, Table
@@ -206,7 +207,7 @@ def _aligned(values: Any, at: int, shape: tuple[int, ...], static: bool) -> Any:
         dtype = typeof(values).dtype
         if dtype.itemsize > 4 and dtype.kind == "i":
             values = lax.clamp(dtype.type(-INT32_MAX), values, dtype.type(INT32_MAX))
-        elif np.iinfo(dtype).max > INT32_MAX:
+        elif dtypes.iinfo(dtype).max > INT32_MAX:
             values = lax.min(values, dtype.type(INT32_MAX))
         values = lax.convert_element_type(values, np.int32)
         ndim = typeof(values).ndim

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, ShapeError, ShardingTypeError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_map
@@ -302,8 +303,8 @@ def _update(
 
 def _fitting(values: Any, dtype: np.dtype) -> Any:
     """A Python integer that the array's integer dtype can hold takes that dtype."""
-    if type(values) is int and dtype.kind in "iu":
-        info = np.iinfo(dtype)
+    if type(values) is int and dtypes.is_integer(dtype):
+        info = dtypes.iinfo(dtype)
         if info.min <= values <= info.max:
             return np.asarray(values, dtype)
     return values

@@ -42,7 +42,7 @@ def _integers(name: str, x1: Any, x2: Any) -> list[Any]:
 
 
 def _size(x: Any) -> Any:
-    return x if typeof(x).dtype.kind == "u" else lax.abs(x)
+    return x if dtypes.is_unsigned(typeof(x).dtype) else lax.abs(x)
 
 
 def gcd(x1: ArrayLike, x2: ArrayLike) -> Array:

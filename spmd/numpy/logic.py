@@ -239,7 +239,7 @@ def right_shift(x: ArrayLike, y: ArrayLike, /) -> Array:
     Array([-4,  4], dtype=int32)
     """
     x, y = promote_args_numeric("right_shift", x, y)
-    unsigned = typeof(x).dtype.kind == "u"
+    unsigned = dtypes.is_unsigned(typeof(x).dtype)
     return (lax.shift_right_logical if unsigned else lax.shift_right_arithmetic)(x, y)
 
 
@@ -256,7 +256,7 @@ def bitwise_count(x: ArrayLike, /) -> Array:
     Array([3, 1], dtype=uint8)
     """
     (x,) = promote_args_numeric("bitwise_count", x)
-    x = x if typeof(x).dtype.kind == "u" else lax.abs(x)
+    x = x if dtypes.is_unsigned(typeof(x).dtype) else lax.abs(x)
     return lax.convert_element_type(lax.population_count(x), np.dtype(np.uint8))
 
 

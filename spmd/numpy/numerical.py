@@ -311,7 +311,7 @@ def unravel_index(indices: ArrayLike, shape: Any) -> tuple[Any, ...]:
         rest, index = divmod(rest, size)
         found.append(index)
     above = lax.gt(rest, constant_like(rest, 0))
-    if typeof(rest).dtype.kind == "u":
+    if dtypes.is_unsigned(typeof(rest).dtype):
         below = lax.lt(rest, constant_like(rest, 0))
     else:
         below = lax.lt(rest, constant_like(rest, -1))

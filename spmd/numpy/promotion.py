@@ -126,7 +126,7 @@ def convert(x: Any, dtype: np.dtype, weak: bool = False) -> Any:
     """`x` with the given dtype; Python and NumPy values are converted without an equation."""
     kind = type(x)
     if kind in PYTHON_SCALARS:
-        if weak and dtypes.canonical(_PYTHON_KIND[dtype.kind]) == dtype:
+        if weak and dtypes.canonical(_PYTHON_KIND.get(dtype.kind, float)) == dtype:
             return _PYTHON_KIND[dtype.kind](x)
         return dtypes.number(x, dtype)
     aval = typeof(x)

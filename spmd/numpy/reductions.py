@@ -100,7 +100,7 @@ def _sum_dtype(dtype: np.dtype) -> np.dtype:
     if dtypes.is_bool(dtype):
         return default_int()
     if dtypes.is_integer(dtype):
-        default = default_int() if dtype.kind == "i" else dtypes.canonical(np.uint64)
+        default = dtypes.canonical(np.uint64) if dtypes.is_unsigned(dtype) else default_int()
         return dtype if dtype.itemsize >= default.itemsize else default
     return dtype
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.core.aval import typeof
 from spmd.core.explicit import lays_out_result
@@ -299,7 +300,7 @@ def _pad_statistic(
     parts = []
     for part, size in ((head, before), (tail, after)):
         value = reduce(part, d, keepdims=True)
-        if typeof(a).dtype.kind in "iu" and typeof(value).dtype != typeof(a).dtype:
+        if dtypes.is_integer(typeof(a).dtype) and typeof(value).dtype != typeof(a).dtype:
             value = lax.round(value, lax.RoundingMethod.TO_NEAREST_EVEN)
         value = lax.convert_element_type(value, typeof(a).dtype)
         parts.append(_spread_along(value, d, size))

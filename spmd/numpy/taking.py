@@ -46,7 +46,7 @@ def _positions(name: str, indices: Any) -> Any:
 
 def _wrapped(indices: Any, size: int) -> Any:
     """Negative positions counted from the end."""
-    if typeof(indices).dtype.kind == "u":
+    if dtypes.is_unsigned(typeof(indices).dtype):
         return indices
     return lax.select(lax.lt(indices, 0), lax.add(indices, size), indices)
 

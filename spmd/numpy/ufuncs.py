@@ -244,7 +244,7 @@ def absolute(x: ArrayLike, /) -> Array:
     check_arraylike("absolute", x)
     x = plain(x)
     dtype = typeof(x).dtype
-    return as_array(x) if dtype.kind in "bu" else lax.abs(x)
+    return as_array(x) if dtypes.is_bool(dtype) or dtypes.is_unsigned(dtype) else lax.abs(x)
 
 
 abs = absolute
@@ -304,10 +304,10 @@ def floor_divide(x: ArrayLike, y: ArrayLike, /) -> Array:
     """
     x, y = promote_args_numeric("floor_divide", x, y)
     check_real("floor_divide", x, y)
-    kind = typeof(x).dtype.kind
-    if kind == "u":
+    dtype = typeof(x).dtype
+    if dtypes.is_unsigned(dtype):
         return lax.div(x, y)
-    return _integer_quotient(x, y) if kind == "i" else _float_divmod(x, y)[0]
+    return _integer_quotient(x, y) if dtypes.is_integer(dtype) else _float_divmod(x, y)[0]
 
 
 @one_program()

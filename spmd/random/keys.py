@@ -286,7 +286,7 @@ def bits(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = No
     dtype('uint32')
     """
     found = dtypes.canonical(np.uint64) if dtype is None else user_dtype(dtype, "bits")
-    if found.kind != "u":
+    if found.kind != "u" or dtypes.is_small(found):
         raise DtypeError(f"bits: dtype must be an unsigned integer, got {found}")
     return typed_bits(single(key, "bits"), canonical_shape(shape, "bits"), found)
 

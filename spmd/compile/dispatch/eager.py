@@ -30,6 +30,7 @@ from spmd.compile.lazy import (
     mesh_executable,
     mesh_fast_call,
     select,
+    widen_small,
 )
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import result_avals
@@ -37,6 +38,7 @@ from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Primitive
 from spmd.core.rewrite import eval_closed
 from spmd.core.trace import set_eager, to_numpy
+from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dynamic import dynamic_slice_p
 from spmd.lax.slicing import slice_p
 from spmd.sharding.abstract_mesh import AxisType
@@ -93,11 +95,14 @@ PROGRAM_FROM_CALL = 8
 class _Signature:
     """The facts about a primitive at given avals and parameters."""
 
-    __slots__ = ("entry_point", "executable", "expected", "is_large", "is_size_generic")
+    __slots__ = ("entry_point", "executable", "expected", "is_large", "is_size_generic", "is_wide")
 
     def __init__(self, prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]):
         bare = [a.strip_sharding() for a in avals]
         self.expected: list[ShapedArray] = result_avals(prim, bare, params)
+        # Few dtypes are small: the module that knows what becomes of them is loaded for these only.
+        small = any(dtypes.is_small(a.dtype) for a in (*avals, *self.expected))
+        self.is_wide = small and widen_small.is_widened(prim, avals, self.expected)
         large = any(a.size >= COMPILE_FROM_ELEMENTS for a in (*avals, *self.expected))
         refused = prim.name in NEVER_COMPILED or bool(prim.effects(params))
         self.is_large = large and not refused
@@ -155,6 +160,9 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         known = _Signature(prim, avals, params)
         if prim.name not in NEVER_KEPT:
             _signatures[key] = known
+    if known.is_wide:
+        outs = _widened(prim, operands, known.expected, params)
+        return outs if prim.multiple else outs[0]
     if known.is_size_generic and not config.disable_jit:
         if known.executable is None:
             known.prepare_size_generic(prim, avals, params)
@@ -233,6 +241,29 @@ def run_branch(operands: Sequence[Any], branches: Sequence[ClosedJaxpr]) -> list
     index = min(max(int(to_numpy(operands[0])), 0), len(branches) - 1)
     outs = eval_closed(branches[index], *operands[1:])
     return [x if isinstance(x, Array) else from_numpy(x) for x in outs]
+
+
+def _widened(
+    prim: Primitive,
+    operands: Sequence[Any],
+    expected: Sequence[ShapedArray],
+    params: dict[str, Any],
+) -> list[Any]:
+    """Apply a primitive to operands of small dtypes in wider ones."""
+    small = [dtypes.is_small(typeof(x).dtype) for x in operands]
+    wide = [_converted(x, dtypes.wide_of) if s else x for x, s in zip(operands, small, strict=True)]
+    outs = evaluate(prim, wide, widen_small.wide_params(params))
+    found = outs if prim.multiple else [outs]
+    return [
+        x if x.aval.dtype == a.dtype else _converted(x, lambda _, to=a.dtype: to)
+        for x, a in zip(found, expected, strict=True)
+    ]
+
+
+def _converted(x: Any, to: Callable[[np.dtype], np.dtype]) -> Any:
+    """A value converted to the dtype that `to` has for its own."""
+    aval = typeof(x)
+    return evaluate(convert_element_type_p, [x], widen_small.conversion(aval, to(aval.dtype)))
 
 
 def _by_impl(

@@ -178,7 +178,12 @@ EXPENSIVE = frozenset(
 
 @functools.cache
 def storage_dtype(dtype: np.dtype) -> str | None:
-    """The kernel dtype in which elements are moved: typed keys travel as 64-bit words."""
+    """The kernel dtype in which elements are moved.
+
+    Typed keys travel as 64-bit words, and elements of small dtypes as bytes.
+    """
+    if dtypes.is_small(dtype):
+        return "u8"
     return "u64" if dtypes.is_key(dtype) else kernel_dtype(dtype)
 
 
@@ -194,12 +199,19 @@ def can_lower(eqn: Eqn) -> bool:
     shapes = {v.aval.shape for v in eqn.invars if v.aval.shape}
     if len(shapes) > 1 or len(eqn.outvars) != 1:
         return False
+    if eqn.prim.name == "convert_element_type" and _is_small_conversion(eqn):
+        return False
     given = tuple(storage_dtype(v.aval.dtype) for v in eqn.invars)
     out = storage_dtype(eqn.outvars[0].aval.dtype)
     if out is None or None in given:
         return False
     params = tuple(sorted((k, v) for k, v in eqn.params.items() if not k.startswith("_")))
     return _can_lower(eqn.prim.name, given, params, out)
+
+
+def _is_small_conversion(eqn: Eqn) -> bool:
+    """Whether a conversion is from or to a dtype that kernels only move."""
+    return any(dtypes.is_small(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -165,7 +165,7 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
         if inner is None:
             return operand
         narrow, wide = inner.invars[0].aval.dtype, operand.aval.dtype
-        floats = dtypes.is_float(narrow) and dtypes.is_float(wide)
+        floats = dtypes.is_float(narrow) and dtypes.is_float(wide) and not dtypes.is_small(narrow)
         return inner.invars[0] if floats and _is_widening(narrow, wide) else operand
 
     def dot(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
@@ -311,6 +311,8 @@ def _is_widening(narrow: np.dtype, wide: np.dtype) -> bool:
     """Whether every value of `narrow` survives a journey through `wide`."""
     if dtypes.is_bool(narrow):
         return True
+    if dtypes.is_small(narrow) or dtypes.is_small(wide):
+        return dtypes.is_small(narrow) and wide == dtypes.wide_of(narrow)
     if dtypes.is_integer(narrow) and dtypes.is_integer(wide):
         grows = wide.itemsize > narrow.itemsize
         return grows if narrow.kind != wide.kind else wide.itemsize >= narrow.itemsize

@@ -24,6 +24,7 @@ from spmd.compile.passes.schedule_updates import schedule_updates
 from spmd.compile.passes.shrink_psums import shrink_psums
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.passes.tile_matmul_chains import tile_matmul_chains
+from spmd.compile.passes.widen_small import widen_small
 from spmd.core.check import check_jaxpr
 from spmd.core.ir import ClosedJaxpr
 
@@ -31,6 +32,7 @@ from spmd.core.ir import ClosedJaxpr
 # operations, and its additions should be fused.
 PASSES: tuple[Pass, ...] = (
     inline_calls,  # nothing below needs to look inside a call
+    widen_small,  # operations on float8 and int4 compute in wider dtypes
     hoist_invariants,  # loop-invariant code motion
     hoist_matmuls,  # the products of all iterations of a loop as one product outside
     simplify,  # constants, identities, equal equations, dead code
@@ -45,6 +47,7 @@ PASSES: tuple[Pass, ...] = (
 # For programs over a mesh that spans processes.
 PASSES_ACROSS: tuple[Pass, ...] = (
     inline_calls,
+    widen_small,
     hoist_invariants,
     hoist_matmuls,
     simplify,

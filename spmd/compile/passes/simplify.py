@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.dtypes import is_small
 from spmd.base.record import record
 from spmd.collectives.axis import pcast_p, pvary_p
 from spmd.compile.expressions.scalar_ops import is_elementwise
@@ -142,7 +143,7 @@ class _Simplifier:
     def fold(self, eqn: Eqn, ins: Sequence[Atom]) -> Literal | None:
         """The literal that an elementwise scalar equation of literals computes."""
         out = eqn.outvars[0].aval
-        if out.dtype.names or out.vma or is_refused(eqn.prim.impl):
+        if out.dtype.names or is_small(out.dtype) or out.vma or is_refused(eqn.prim.impl):
             return None
         arrays = [np.asarray(a.val, a.aval.dtype) for a in ins if isinstance(a, Literal)]
         if len(arrays) != len(ins):
