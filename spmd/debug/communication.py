@@ -13,6 +13,7 @@ from spmd.base.source import UNKNOWN, Source
 from spmd.base.tree import keystr, tree_flatten_with_path
 from spmd.collectives.volume import KINDS, axes_of, received
 from spmd.compile.executable.select import MeshProgram, partitioned
+from spmd.compile.passes.simplify import simplify
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr, Eqn, subjaxprs
 from spmd.debug.program import Program
@@ -57,17 +58,22 @@ def collectives_of(program: Program) -> list[Collective]:
     found = program.executable
     if not isinstance(found, MeshProgram):
         return []
-    return list(walk(found.params["jaxpr"], found.core.mesh.shape, 1))
+    return moves_of(found.params["jaxpr"], found.core.mesh.shape)
 
 
-def walk(closed: ClosedJaxpr, sizes: Mapping[Any, int], times: int) -> Iterator[Collective]:
+def moves_of(closed: ClosedJaxpr, sizes: Mapping[Any, int]) -> list[Collective]:
+    """The collectives of a jaxpr over axes of these sizes; what is asked for twice is made once."""
+    return list(_walk(simplify(closed), sizes, 1))
+
+
+def _walk(closed: ClosedJaxpr, sizes: Mapping[Any, int], times: int) -> Iterator[Collective]:
     """The collectives of a jaxpr, each of which runs so many times, over axes of these sizes."""
     for eqn in closed.eqns:
         if eqn.prim.name in KINDS:
             yield _collective(eqn, sizes, times)
         inside = times * int(eqn.params.get("length", 1)) if eqn.prim.name == "scan" else times
         for _, inner in subjaxprs(eqn.params):
-            yield from walk(inner, sizes, inside)
+            yield from _walk(inner, sizes, inside)
 
 
 def _collective(eqn: Eqn, sizes: Mapping[Any, int], times: int) -> Collective:

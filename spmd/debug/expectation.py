@@ -11,7 +11,7 @@ from spmd.base.errors import ArgumentError, ExpectationError
 from spmd.base.source import current_source
 from spmd.collectives.volume import KINDS
 from spmd.compile.executable import mesh_executable
-from spmd.debug.communication import Collective, by_line, walk
+from spmd.debug.communication import Collective, by_line, moves_of
 
 
 class CollectivesExpected:
@@ -44,7 +44,7 @@ class CollectivesExpected:
             self._check()
 
     def _note(self, executable: Any, params: dict[str, Any]) -> None:
-        self.collectives += walk(params["jaxpr"], executable.mesh.shape, 1)
+        self.collectives += moves_of(params["jaxpr"], executable.mesh.shape)
 
     def _check(self) -> None:
         found = Counter[str]()

@@ -159,7 +159,8 @@ class Choice:
             parts = math.prod(self.sizes[a] for n in labels for a in others.get(n, ()))
             seconds += permutes * EXCHANGE + BYTE * aval.nbytes / window.rows * rows / parts
         aval, labels, _ = self.results[0]
-        if self.edge and aval.shape[labels.index(label)] % count:
+        uneven = any(n % count for n, own in zip(aval.shape, labels, strict=True) if own == label)
+        if self.edge and uneven:
             seconds += self._move(aval, labels, others, count)
         return seconds
 

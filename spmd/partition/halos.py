@@ -51,6 +51,8 @@ class Window:
 
     `rows` and `results` are the sizes of both, `span` the rows that one result row reads. Between
     two rows of the operand there are `base - 1` rows of zeros; `first` and `stride` count these.
+    A window that `is_summed` is read by the rows of dim `result_dim` of the second operand, and the
+    result is a sum over these: the gradient of a convolution's kernel.
     """
 
     result_dim: int
@@ -60,6 +62,7 @@ class Window:
     stride: int = 1
     span: int = 1
     base: int = 1
+    is_summed: bool = False
 
     def is_small(self) -> bool:
         """Whether halos are few beside the rows."""
@@ -117,7 +120,8 @@ def halo_rule(found: Dims, windows: Windows) -> Dims:
     operands, result = list(map(list, found.operands)), list(found.results[0])
     for d, by_operand in windows.items():
         for k, window in by_operand.items():
-            operands[k][d] = result[window.result_dim] = HALO + d
+            read_by = operands[1] if window.is_summed else result
+            operands[k][d] = read_by[window.result_dim] = HALO + d
     if not windows:
         return found
     results = (tuple(result), *found.results[1:])
@@ -173,19 +177,19 @@ def _of_pooling(eqn: Eqn, shape: Sequence[int], out: Sequence[int]) -> dict[int,
 
 
 def _of_convolution(eqn: Eqn, shape: Sequence[int], out: Sequence[int]) -> dict[int, Window]:
+    """The windows of small kernels; of kernels as large as the operand, what their rows read."""
     params, kernel = eqn.params, eqn.invars[1].aval.shape
-    if params["batch_group_count"] != 1:
-        return {}
     lhs, rhs, result = params["dimension_numbers"]
     found = {}
     for k, (d, w, r) in enumerate(zip(lhs[2:], rhs[2:], result[2:], strict=True)):
-        span = (kernel[w] - 1) * params["rhs_dilation"][k] + 1
-        low, stride, base = (
-            params["padding"][k][0],
-            params["window_strides"][k],
-            params["lhs_dilation"][k],
-        )
-        found[d] = Window(r, shape[d], out[r], -low, stride, span, base)
+        low, base = params["padding"][k][0], params["lhs_dilation"][k]
+        stride, dilation = params["window_strides"][k], params["rhs_dilation"][k]
+        span, reach = (kernel[w] - 1) * dilation + 1, (out[r] - 1) * stride + 1
+        if kernel[w] <= out[r]:
+            if params["batch_group_count"] == 1:
+                found[d] = Window(r, shape[d], out[r], -low, stride, span, base)
+        else:
+            found[d] = Window(w, shape[d], kernel[w], -low, dilation, reach, base, True)
     return found
 
 

@@ -121,7 +121,8 @@ def may_be_uneven(prim: Primitive, rule: Dims, label: int) -> bool:
     must not depend on each other, or the equation has to mask what it adds up.
     """
     if HALO <= label < ROWS:
-        return True
+        # Of a sum of products a row that is too many would meet rows that are not 0, but NaN.
+        return any(label in labels for labels in rule.results)
     return prim in _ROW_BY_ROW or (is_row_by_row(rule) and prim not in _WITH_PLACES)
 
 

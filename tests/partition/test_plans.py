@@ -84,7 +84,9 @@ CASES: dict[str, tuple[Mapping[str, int], Any, tuple[Any, ...], dict[str, int]]]
     ),
     "attention of split sequences": (
         RING,
-        lambda a, b: nn.dot_product_attention(*[a.reshape(1, 64, 8, 8)] * 3, is_causal=True),
+        lambda a, b: nn.dot_product_attention(
+            *[(a * k).reshape(1, 64, 8, 8) for k in (1, 2, 3)], is_causal=True
+        ),
         (("x",), ()), {"all_to_all": 3},
     ),
     "scan over rows": (
