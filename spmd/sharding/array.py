@@ -230,7 +230,7 @@ class Array(ArrayMethods):
 
     def __buffer__(self, flags: int) -> memoryview:
         """The memory, to be read only: the buffer protocol, for Python from 3.12 on."""
-        value: Any = self._value()
+        value: Any = self._value
         return memoryview(value)
 
     def __bool__(self) -> bool:
@@ -283,21 +283,6 @@ class Array(ArrayMethods):
         made = from_numpy(self._value, self.aval)
         made._sharding = self._sharding
         return made
-
-    def unsafe_buffer_pointer(self) -> int:
-        """The address of the first element; nothing may be written there.
-
-        Raises a `ValueError` for an array over several devices, a `DeletedError` for a deleted one.
-        """
-        if self.shards is not None:
-            raise ShardingError(
-                f"unsafe_buffer_pointer: this array ({self.aval}) has {len(self.shards)} shards; "
-                "each of .addressable_shards has an address, that of its .data"
-            )
-        if self.owner is None:
-            self._value()  # raises
-        self.settle()
-        return self.ptr
 
     def on_device_size_in_bytes(self) -> int:
         """The bytes of all devices' shards together; those that share memory count each."""
