@@ -1,8 +1,8 @@
 """What users read when they make a mistake: the text of the errors, and what holds for all of them.
 
-The programs are in `mistakes.py` and `mistakes_inside.py`; their messages are kept in
-`golden/errors/`, with the user's line shown as the text of that line, so that the files read like a
-session and survive edits.
+The programs are in `mistakes.py`, `mistakes_inside.py` and `mistakes_over_meshes.py`; their
+messages are kept in `golden/errors/`, with the user's line shown as the text of that line, so that
+the files read like a session and survive edits.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import pytest
 import spmd
 import spmd.numpy as jnp
 from spmd import lax, pmap, vmap
-from tests import mistakes, mistakes_inside
+from tests import mistakes, mistakes_inside, mistakes_over_meshes
 from tests.mistakes import MISTAKES
 
 PROGRAMS = [(topic, name) for topic, programs in MISTAKES.items() for name in programs]
 PLACE = re.compile(r"(?P<file>\S+mistakes\w*\.py):(?P<line>\d+) \([^)]*\)")
 
-FILES = {mistakes.__file__, mistakes_inside.__file__}
+FILES = {mistakes.__file__, mistakes_inside.__file__, mistakes_over_meshes.__file__}
 
 # Python's own questions to an array get Python's own words.
 PLAIN = {"iteration over a scalar": TypeError, "bool of many": ValueError}

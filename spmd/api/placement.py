@@ -27,7 +27,7 @@ from spmd.sharding.constraint import as_sharding, constrain, sharding_constraint
 from spmd.sharding.explicit_layouts import to_auto_p
 from spmd.sharding.named import NamedSharding, PmapSharding, Sharding
 from spmd.sharding.operand_layouts import spec_over
-from spmd.sharding.spec import PartitionSpec
+from spmd.sharding.spec import Mesh, PartitionSpec
 
 
 def device_put(
@@ -94,9 +94,10 @@ def _put(name: str, x: Any, place: Any) -> Any:
         if moved is not None:
             return moved
         return shard_value(to_numpy(x), aval, place, process_index())
+    advice = "; a NamedSharding says how to split over it" if isinstance(place, Mesh) else ""
     raise ArgumentError(
-        f"{current_source()}: device_put: device must be a Device, a Sharding, a "
-        f"PartitionSpec or None, got {place!r}"
+        f"{current_source()}: device_put: {name}: device must be a Device, a Sharding, a "
+        f"PartitionSpec or None, got {place!r}{advice}"
     )
 
 

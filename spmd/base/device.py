@@ -251,10 +251,13 @@ def default_backend() -> str:
 
 def too_few_devices(what: str, wanted: int, have: int) -> DeviceError:
     """The error for asking for more devices than there are; it says what to set."""
+    each = len(local_devices())
+    ranks = -(-wanted // each)
+    more = f" or spmdrun -n {ranks} --devices-per-rank {each} ..." if 1 < each < wanted else ""
     return DeviceError(
         f"{what} needs {wanted} devices, but there are {have}. On CPU set "
         f'spmd.config.update("num_cpu_devices", {wanted}) or SPMD_NUM_CPU_DEVICES={wanted} for '
-        f"virtual devices in this process, or start more ranks: spmdrun -n {wanted} ..."
+        f"virtual devices in this process, or start more ranks: spmdrun -n {wanted} ...{more}"
     )
 
 

@@ -214,7 +214,8 @@ class Array(ArrayMethods):
         if not self.is_fully_addressable:
             raise ShardingError(
                 f"this array of shape {self.shape} has shards on other processes; its whole value "
-                "is not here. Read .addressable_shards, or gather it with lax.all_gather."
+                "is not here. Read .addressable_shards, or gather it on every process with "
+                "spmd.multihost.process_allgather(x, tiled=True)"
             )
         out = np.empty(self.shape, self.dtype)
         for shard in self.addressable_shards:

@@ -88,20 +88,29 @@ def as_sharding(what: str, place: Any) -> NamedSharding:
             f"{current_source()}: {what}: {place} without a mesh; call it inside "
             "`with spmd.set_mesh(mesh):`, or give NamedSharding(mesh, spec)"
         )
-    return NamedSharding(mesh, place)
+    try:
+        return NamedSharding(mesh, place)
+    except ShardingError as error:
+        text = error.text.removeprefix("NamedSharding: ")
+        raise ShardingError(f"{current_source()}: {what}: {text}") from None
 
 
-def constrain_tree(x: Any, shardings: Any, what: str, asserts: bool = False) -> Any:
-    """Constrain the leaves of `x` by a pytree prefix of shardings; None leaves one free."""
+def constrain_tree(
+    x: Any, shardings: Any, what: str, asserts: bool = False, name: str = "x"
+) -> Any:
+    """Constrain the leaves of `x` by a pytree prefix of shardings; None leaves one free.
+
+    Errors call it `name`.
+    """
     pairs, tree = tree_flatten_with_path(x)
     leaves = [leaf for _, leaf in pairs]
-    names = [f"x{keystr(path)}" for path, _ in pairs]
+    names = [f"{name}{keystr(path)}" for path, _ in pairs]
     check_arrays(what, names, leaves)
     places = broadcast_prefix(shardings, x, what, is_placement)
     done = [
         leaf
         if place is None
-        else constrain(f"{what}: {name}", leaf, as_sharding(what, place), asserts)
+        else constrain(f"{what}: {name}", leaf, as_sharding(f"{what}: {name}", place), asserts)
         for name, leaf, place in zip(names, leaves, places, strict=True)
     ]
     return tree_unflatten(tree, done)

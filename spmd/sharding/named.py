@@ -204,18 +204,29 @@ class NamedSharding(Sharding):
 
     def __init__(self, mesh: NamedAxes, spec: PartitionSpec, *, memory_kind: str | None = None):
         if not isinstance(mesh, NamedAxes):
-            raise ArgumentError(f"NamedSharding: mesh must be a Mesh, got {mesh!r}")
+            advice = "; the mesh comes first" if isinstance(spec, NamedAxes) else ""
+            raise ArgumentError(f"NamedSharding: mesh must be a Mesh, got {mesh!r}{advice}")
         if not isinstance(spec, PartitionSpec):
             raise ArgumentError(
                 f"NamedSharding: spec must be a PartitionSpec, got {spec!r}; P(...) makes one, and "
                 "P() splits no dim"
             )
         named = spec.all_axes()
-        mesh.axis_size(named)
+        for axis in named:
+            if axis not in mesh.axis_names:
+                known = ", ".join(map(repr, mesh.axis_names))
+                raise ShardingError(
+                    f"NamedSharding: {spec}: mesh axis {axis!r} does not exist; the mesh has "
+                    f"{known}"
+                )
         if spec.unreduced or spec.reduced:
             _check_sets_of_mesh(mesh, spec)
         if len(set(named)) != len(named):
-            raise ShardingError(f"NamedSharding: {spec} uses a mesh axis more than once")
+            twice = next(a for a in named if named.count(a) > 1)
+            raise ShardingError(
+                f"NamedSharding: {spec} uses mesh axis {twice!r} more than once; an axis can split "
+                "one dim, once"
+            )
         if memory_kind is not None:
             check_memory_kind("NamedSharding", memory_kind)
         elif not isinstance(mesh, AbstractMesh):
@@ -362,9 +373,12 @@ class NamedSharding(Sharding):
         self._check_sizes(shape, "the array")
 
     def _too_long(self, shape: Sequence[int], what: str) -> ShardingError:
+        advice = f"shorten it to {self.spec.update(self.spec[: len(shape)])}"
+        if not shape:
+            advice = "a scalar cannot be split, so leave it out, or use P()"
         return ShardingError(
             f"{what} has shape {tuple(shape)} ({len(shape)} dims), but {self.spec} has "
-            f"{len(self.spec)} entries; it may have at most one for each dim"
+            f"{len(self.spec)} entries; it may have at most one for each dim: {advice}"
         )
 
     def _check_sizes(self, shape: Sequence[int], what: str, uneven: bool = False) -> None:

@@ -18,7 +18,14 @@ from spmd.base.context import state
 from spmd.base.device import process_index
 from spmd.base.errors import DeviceError, PytreeError, ShardingError
 from spmd.base.source import current_source
-from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_unflatten
+from spmd.base.tree import (
+    TreeDef,
+    broadcast_prefix,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_unflatten,
+)
 from spmd.base.util import MISS, WeakCache, function_name
 from spmd.core.argument_names import (
     check_arrays,
@@ -274,9 +281,8 @@ def _flat_in_specs(what: str, f: Any, specs: Any, args: Any) -> list[PartitionSp
     if isinstance(specs, list):
         specs = tuple(specs)
     named = list(zip(parameter_names(f, len(args)), args, strict=True))
-    return _only_specs(
-        what, "in_specs", spread_over_arguments(what, "in_specs", specs, named, _is_spec)
-    )
+    found = spread_over_arguments(what, "in_specs", specs, named, _is_spec)
+    return _only_specs(what, "in_specs", found, lambda: leaf_names(f, args))
 
 
 def _flat_out_specs(what: str, specs: Any, outs: Any) -> list[PartitionSpec]:
@@ -286,14 +292,28 @@ def _flat_out_specs(what: str, specs: Any, outs: Any) -> list[PartitionSpec]:
         found = broadcast_prefix(specs, outs, "out_specs", _is_spec, "the output")
     except PytreeError as error:
         raise PytreeError(f"{what}: {error.text}") from None
-    return _only_specs(what, "out_specs", found)
+    return _only_specs(what, "out_specs", found, lambda: _output_names(outs))
 
 
-def _only_specs(what: str, name: str, found: list[Any]) -> list[PartitionSpec]:
-    for s in found:
+def _output_names(outs: Any) -> list[str]:
+    """What errors call the outputs: a number, and the path where that says more."""
+    paths = [path for path, _ in tree_flatten_with_path(outs)[0]]
+    return [
+        f"output {k}" + (f" ({keystr(path)})" if len(path) > 1 else "")
+        for k, path in enumerate(paths)
+    ]
+
+
+def _only_specs(
+    what: str, name: str, found: list[Any], leaves: Callable[[], Sequence[str]]
+) -> list[PartitionSpec]:
+    for k, s in enumerate(found):
         if not (s is None or _is_spec(s)):
+            leaf = leaves()[k]
+            advice = f"; its spec is {s.spec}" if isinstance(s, NamedSharding) else ""
             raise ShardingError(
-                f"{current_source()}: {what}: {name} must hold PartitionSpecs, got {s!r}"
+                f"{current_source()}: {what}: {name} must hold PartitionSpecs, got {s!r} for "
+                f"{leaf}{advice}"
             )
     return [PartitionSpec() if s is None else s for s in found]
 
@@ -302,7 +322,8 @@ def _sharding(what: str, mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
     try:
         return NamedSharding(mesh, spec)
     except ShardingError as error:
-        raise ShardingError(f"{current_source()}: {what}: {error.text}") from None
+        text = error.text.removeprefix("NamedSharding: ")
+        raise ShardingError(f"{current_source()}: {what}: {text}") from None
 
 
 def _trace(
@@ -364,9 +385,9 @@ def _checked_outputs(
     """The spec of each output."""
     dummy = tree_unflatten(out_tree, list(range(out_tree.num_leaves)))
     wanted = _flat_out_specs(what, out_specs, dummy)
-    for k, (aval, spec) in enumerate(zip(avals, wanted, strict=True)):
-        _check_manual(f"{current_source()}: {what}: the out_spec of output {k}", spec, manual)
-        _check_out(what, k, aval, spec, mesh, axes_of_map(mesh, manual))
+    for name, aval, spec in zip(_output_names(dummy), avals, wanted, strict=True):
+        _check_manual(f"{current_source()}: {what}: the out_spec of {name}", spec, manual)
+        _check_out(what, name, aval, spec, mesh, axes_of_map(mesh, manual))
     return wanted
 
 
@@ -424,21 +445,21 @@ def _raise_not_typed(what: str, name: str, aval: ShapedArray, spec: PartitionSpe
 
 
 def _check_out(
-    what: str, k: int, aval: ShapedArray, spec: PartitionSpec, mesh: Mesh, axes: Sequence[Any]
+    what: str, name: str, aval: ShapedArray, spec: PartitionSpec, mesh: Mesh, axes: Sequence[Any]
 ) -> None:
     if len(spec) > aval.ndim:
         raise ShardingError(
-            f"{current_source()}: {what}: output {k} has shape {aval.shape} on each device, but "
+            f"{current_source()}: {what}: {name} has shape {aval.shape} on each device, but "
             f"its out_spec {spec} has {len(spec)} entries; it may have at most one for each dim"
         )
     _sharding(what, mesh, spec)
-    _check_sum(f"{current_source()}: {what}: output {k}", aval, spec)
+    _check_sum(f"{current_source()}: {what}: {name}", aval, spec)
     loose = [a for a in axes if a in aval.vma and a not in spec.varying_axes()]
     if loose:
-        names = ", ".join(repr(a) for a in loose)
+        along = ", ".join(repr(a) for a in loose)
         raise ShardingError(
-            f"{current_source()}: {what}: output {k} has out_spec {spec}, which says that it is "
-            f"equal along mesh axis {names}, but it varies there (its type is {aval}). Combine it "
+            f"{current_source()}: {what}: {name} has out_spec {spec}, which says that it is "
+            f"equal along mesh axis {along}, but it varies there (its type is {aval}). Combine it "
             f"first, e.g. lax.psum(x, {loose[0]!r}), or put {loose[0]!r} into the out_spec."
         )
 

@@ -26,3 +26,40 @@ def test_explicit_mode_and_partly_manual_maps_over_ranks(mpirun: Run, ranks: int
     done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=240)
     assert done.returncode == 0, done.stderr
     assert f"over {ranks} ranks, {ranks * devices} devices: all right" in done.stdout
+
+
+MISTAKES = """
+import numpy as np, spmd, spmd.numpy as snp
+from spmd import NamedSharding, P, lax
+from spmd.sharding import AxisType
+mesh = spmd.make_mesh((4,), ("x",), AxisType.Auto)
+x = spmd.device_put(np.ones((8, 8), np.float32), NamedSharding(mesh, P("x")))
+for fetch in (np.asarray, float, list, lambda x: spmd.device_get({"w": [x]})):
+    try:
+        fetch(x)
+    except spmd.errors.ShardingError as error:
+        assert "has shards on other processes" in str(error), error
+        assert "spmd.multihost.process_allgather(x, tiled=True)" in str(error), error
+    else:
+        raise AssertionError("a value that is not here")
+found = spmd.multihost.process_allgather(x, tiled=True)  # as the error says
+assert found.shape == (8, 8)
+mine = P("x") if spmd.process_index() == 0 else P(None, "x")
+sharding = NamedSharding(mesh, mine)
+try:
+    spmd.jit(lambda y: lax.with_sharding_constraint(snp.sort(y, axis=0), sharding))(x)
+except spmd.errors.CollectiveError as error:
+    text = str(error)
+    assert "nothing of it has run" in text and "differs in kind and shape" in text, text
+    assert "rank 0: all_gather f32[2,8]" in text and "rank 1: all_to_all f32[2,4,2]" in text, text
+    assert text.count("<string>:") >= 3, text
+else:
+    raise AssertionError("ranks that partition differently")
+print("all right")
+"""
+
+
+def test_spread_values_and_ranks_that_partition_differently_are_told(mpirun: Run):
+    done = mpirun(2, ["-c", MISTAKES], env={"SPMD_NUM_CPU_DEVICES": "2"}, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("all right") == 2

@@ -329,7 +329,7 @@ class JitFunction:
             out = fun(*given, **named)
             if self._out_shardings is not None:
                 what = f"{signature.what}: out_shardings"
-                out = constrain_tree(out, self._out_shardings, what)
+                out = constrain_tree(out, self._out_shardings, what, name="result")
                 places.extend(shardings_of_leaves(out, self._out_shardings, what))
             leaves, tree = tree_flatten(out)
             trees.append(tree)
@@ -373,7 +373,9 @@ class JitFunction:
         what = f"{self._signature.what}: in_shardings"
         names = self._signature.leaf_names(args, kwargs)
         return [
-            x if place is None else constrain(f"{what}: {name}", x, as_sharding(what, place))
+            x
+            if place is None
+            else constrain(f"{what}: {name}", x, as_sharding(f"{what}: {name}", place))
             for x, place, name in zip(tracers, self._placed(split), names, strict=True)
         ]
 

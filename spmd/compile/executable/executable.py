@@ -73,6 +73,8 @@ class Executable:
     places: Sequence[SingleDeviceSharding | None] = (None,)
     # Whether all calls donate the same arguments, `donated`.
     knows_donated = True
+    # What users call the arguments.
+    names: Sequence[str] = ()
 
     def __init__(
         self,
@@ -80,6 +82,7 @@ class Executable:
         optimise: Callable[[ClosedJaxpr], ClosedJaxpr],
         donated: Sequence[bool] = (),
     ):
+        self.names = closed.jaxpr.arg_names
         self.in_avals = tuple(closed.in_avals)
         self.out_avals = tuple([a.update(vma=NO_AXES) if a.vma else a for a in closed.out_avals])
         self.donated = tuple(donated) or (False,) * len(self.in_avals)
@@ -194,7 +197,7 @@ class Executable:
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         """Run on arguments of exactly the avals compiled for, now or beside Python."""
         # Before anything is written over a donated argument.
-        home = common_home(leaves)
+        home = common_home(leaves, self.names)
         results = self.call(leaves, belongs_in_queue(self.native, leaves))
         place(results, home)
         return results
@@ -342,11 +345,11 @@ def _forwarded(x: Any, aval: ShapedArray, home: SingleDeviceSharding | None) -> 
     return from_memory(block.address, block, aval, home)
 
 
-def common_home(operands: Sequence[Any]) -> SingleDeviceSharding | None:
+def common_home(operands: Sequence[Any], names: Sequence[str] = ()) -> SingleDeviceSharding | None:
     """The one device that operands are committed to, if there is one.
 
     Raises a `DeviceError` that names two operands if they are committed to other devices, or to the
-    same in another order.
+    same in another order; `names` are what a user calls them.
     """
     home, first = None, None
     for x in operands:
@@ -358,20 +361,33 @@ def common_home(operands: Sequence[Any]) -> SingleDeviceSharding | None:
             first = x
         elif x._sharding is not first._sharding:
             if x._sharding.layout[0] != first.sharding.layout[0]:
-                raise DeviceError(
-                    f"{current_source()}: operands are committed to different devices, "
-                    f"{_where(first)} and {_where(x)}; move them to the same with "
-                    "device_put(x, device) or device_put(x, y.sharding)"
-                )
+                raise _far_apart(operands, names, first, x)
     return home
 
 
+def _far_apart(
+    operands: Sequence[Any], names: Sequence[str], one: Array, other: Array
+) -> DeviceError:
+    """The error for two operands that are committed to different devices."""
+    numbers = [next(k for k, x in enumerate(operands) if x is y) for y in (one, other)]
+    known = [names[k] if k < len(names) and names[k] else f"operand {k}" for k in numbers]
+    places = [
+        f"{name} ({x.aval.short()}) to {_where(x)}"
+        for name, x in zip(known, (one, other), strict=True)
+    ]
+    source, target = known if names else ("x", "y")
+    return DeviceError(
+        f"{current_source()}: operands are committed to different devices, {places[0]} and "
+        f"{places[1]}; move one: device_put({source}, {target}.sharding)"
+    )
+
+
 def _where(x: Array) -> str:
-    """An operand's type and its devices, as text."""
+    """An operand's devices, as text."""
     numbers = list(x.sharding.layout[0])
     devices = {d.id: d for d in x.devices()}
     names = ", ".join(str(devices[number]) for number in numbers)
-    return f"{x.aval.short()} to {names if len(numbers) == 1 else f'[{names}]'}"
+    return names if len(numbers) == 1 else f"[{names}]"
 
 
 def place(results: Sequence[Any], home: SingleDeviceSharding | None) -> None:

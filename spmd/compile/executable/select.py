@@ -154,6 +154,7 @@ class MeshProgram:
 
     def __init__(self, closed: ClosedJaxpr, eqn: Eqn, donated: Sequence[bool]):
         jaxpr = closed.jaxpr
+        self.names = jaxpr.arg_names
         self.in_avals = tuple(closed.in_avals)
         self.out_avals = tuple(closed.out_avals)
         self.donated = tuple(donated) or (False,) * len(self.in_avals)
@@ -199,7 +200,7 @@ class MeshProgram:
 
     def __call__(self, leaves: Sequence[Any]) -> list[Array]:
         """Run on arguments of exactly the avals compiled for."""
-        common_home(leaves)
+        common_home(leaves, self.names)
         operands = [value if number is None else leaves[number] for number, value in self._operands]
         outs = mesh_executable.evaluate_map(self.params, operands, self.takes, self.core)
         for leaf, gone in zip(leaves, self.donated, strict=True):
