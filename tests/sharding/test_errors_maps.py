@@ -146,7 +146,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "spec of no axis": (
         mapped(g, P("z"), P("i"), X),
-        "shard_map(g): P('z'): mesh axis 'z' does not exist; the mesh has 'i'",
+        "shard_map(g): P('z',): mesh axis 'z' does not exist; the mesh has 'i'",
     ),
     "spec kind": (
         mapped(g, "i", P("i"), X),
