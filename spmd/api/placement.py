@@ -18,6 +18,7 @@ from spmd.base.tree import (
     tree_map,
     tree_unflatten,
 )
+from spmd.compile.lazy import redistribute
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.trace import Tracer, to_numpy
@@ -42,10 +43,11 @@ def device_put(
 
     `device` is a `Device`, a `Sharding`, a `PartitionSpec` over the mesh in scope (`set_mesh`),
     None (the default device), or a pytree prefix of those. Global shapes and dtypes stay, and
-    numbers become arrays. Inside a jitted function a sharding is a constraint, as that of
-    `lax.with_sharding_constraint`. `src` is where the arrays are, which they know themselves;
-    `donate` is accepted for JAX's sake. `may_alias=False` asks for new arrays, which stay when
-    those of `x` are donated.
+    numbers become arrays. An array that lies over the same devices already is moved by one
+    exchange, in which each of them receives what it lacks, over processes too. Inside a jitted
+    function a sharding is a constraint, as that of `lax.with_sharding_constraint`. `src` is where
+    the arrays are, which they know themselves; `donate` is accepted for JAX's sake.
+    `may_alias=False` asks for new arrays, which stay when those of `x` are donated.
 
     Raises `ShardingError` that names the leaf if its shape cannot be cut evenly, if there is no
     mesh for a spec or if it is traced and `device` is one where its program does not run, and
@@ -102,16 +104,18 @@ def _put(name: str, x: Any, place: Any) -> Any:
 
 
 def _moved(x: Any, place: Sharding) -> Array | None:
-    """An array over a mesh laid out otherwise over the same devices; None where it must be whole.
+    """An array laid out otherwise over the same devices; None where it must be whole.
 
-    A program of the mesh moves it, so that it may lie over processes.
+    A program moves it, so that it may lie over processes: one of its mesh, or one exchange.
     """
-    now = x.sharding if type(x) is Array and x.shards is not None else None
-    if not isinstance(now, NamedSharding) or not isinstance(place, NamedSharding):
+    if type(x) is not Array or x.shards is None or not is_evaluated():
         return None
-    spec = spec_over(now.mesh, place)
-    if spec is None or not is_evaluated():
-        return None
+    now, spec = x.sharding, None
+    if isinstance(now, NamedSharding) and isinstance(place, NamedSharding):
+        in_order = now.mesh.flat_devices() == place.mesh.flat_devices()
+        spec = spec_over(now.mesh, place) if in_order else None
+    if spec is None:
+        return redistribute.redistributed(x, place)
     free = to_auto_p.bind(x, axes=None)  # along automatic axes a constraint moves
     out = sharding_constraint_p.bind(free, mesh=free.sharding.mesh, spec=spec)
     return from_shards(x.aval, place, out.shards)

@@ -16,6 +16,7 @@ eager_kernels = Deferred("spmd.compile.dispatch.eager_kernels")
 fast_call = Deferred("spmd.compile.dispatch.fast_call")
 mesh_executable = Deferred("spmd.compile.executable.mesh_executable")
 mesh_fast_call = Deferred("spmd.compile.dispatch.mesh_fast_call")
+redistribute = Deferred("spmd.compile.executable.redistribute")
 select = Deferred("spmd.compile.executable.select")
 
 # Modules that make programs: imported by the first program that is not on the disk.

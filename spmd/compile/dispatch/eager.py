@@ -29,6 +29,7 @@ from spmd.compile.lazy import (
     executable,
     mesh_executable,
     mesh_fast_call,
+    redistribute,
     select,
     widen_small,
 )
@@ -198,7 +199,9 @@ def _laid_out(prim: Primitive, x: Any, params: dict[str, Any]) -> Array | None:
         )
     spec = params["spec"]
     sharding = NamedSharding(mesh, spec.update(unreduced=frozenset()))
-    placed = shard_value(to_numpy(x), typeof(x).strip_sharding(), sharding, process_index())
+    placed = redistribute.redistributed(x, sharding) if isinstance(x, Array) else None
+    if placed is None:
+        placed = shard_value(to_numpy(x), typeof(x).strip_sharding(), sharding, process_index())
     return reshard_p.bind(placed, mesh=mesh, spec=spec) if spec.unreduced else placed
 
 

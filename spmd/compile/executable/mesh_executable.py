@@ -28,7 +28,7 @@ from spmd.compile.executable.async_operands import (
 from spmd.compile.executable.executable import Executable, constant
 from spmd.compile.executable.mesh_nan_check import check_mesh_nans
 from spmd.compile.fingerprint import fingerprint
-from spmd.compile.lazy import build, pipeline
+from spmd.compile.lazy import build, pipeline, redistribute
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
 from spmd.compile.native.program.stored import (
     program_key,
@@ -241,6 +241,10 @@ class MeshExecutable(Executable):
             return x.shards
         if type(x) is Array and x.shards is None and x.owner is None:
             raise deleted(x)
+        if type(x) is Array and x.shards is not None:
+            laid_out = redistribute.redistributed(x, sharding)
+            if laid_out is not None:
+                return laid_out.shards or ()
         value = to_numpy(x)
         if sharding.is_fully_replicated and (type(x) is not Array or x.shards is None):
             return [np.ascontiguousarray(value).reshape(aval.shape)] * self.count

@@ -1,0 +1,106 @@
+"""Arrays laid out anew over the devices that hold them, in whatever order: one exchange.
+
+The two shardings need not be over one mesh: each says which rectangle of the array a device holds,
+and the program is over the devices as one axis, on stacked shards.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.base.device import Device, process_index
+from spmd.collectives.exchange import exchange
+from spmd.collectives.rectangles import Copies, Rectangle, copies_between
+from spmd.core.trace import to_numpy
+from spmd.sharding.array import Array, alias, from_numpy, from_shards
+from spmd.sharding.explicit_layouts import reshard_p
+from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
+from spmd.sharding.shard_map import shard_map
+from spmd.sharding.spec import Mesh, PartitionSpec
+
+_AXIS = "device"
+
+
+def redistributed(x: Array, sharding: Sharding) -> Array | None:
+    """An array laid out by a sharding of the devices that hold it; None if these are others.
+
+    Each device receives the elements that it lacks. All processes of the devices must call.
+    """
+    now = x.sharding
+    if x.shards is None or now.device_set != sharding.device_set:
+        return None
+    if isinstance(now, NamedSharding) and now.spec.unreduced:
+        x = reshard_p.bind(x, mesh=now.mesh, spec=now.spec.update(unreduced=frozenset()))
+        return redistributed(x, sharding)
+    plan = _plan(x.shape, now, sharding)
+    local = [d for d in plan.devices if d.process_index == process_index()]
+    if plan.stays:
+        made = [alias(shard) for shard in x.shards]
+    elif plan.is_local:
+        made = [
+            from_numpy(to_numpy(shard)[plan.window[d]], device=d)
+            for d, shard in zip(local, x.shards, strict=True)
+        ]
+    else:
+        count, (first, *rest) = len(plan.devices), x.shards[0].shape
+        whole = x.shards[0].aval.update(shape=(count * first, *rest))
+        stacked = NamedSharding(plan.mesh, PartitionSpec(_AXIS))
+        made = plan.run(from_shards(whole, stacked, [alias(s) for s in x.shards])).shards
+    by_device = dict(zip(local, made, strict=True))
+    shards = [by_device[d] for d in _devices(sharding, x.shape) if d in by_device]
+    for device, shard in by_device.items():
+        shard._sharding = SingleDeviceSharding(device)
+    return from_shards(x.aval.strip_sharding(), sharding, shards)
+
+
+def _devices(sharding: Sharding, shape: Sequence[int]) -> list[Device]:
+    return list(sharding.devices_indices_map(shape))
+
+
+class _Plan:
+    """A change of layout of arrays of one shape: the copies, and a program of them."""
+
+    def __init__(self, shape: tuple[int, ...], now: Sharding, sharding: Sharding):
+        have, want = _rectangles(now, shape), _rectangles(sharding, shape)
+        self.devices = list(have)
+        wanted = [want[d] for d in self.devices]
+        places = [d.process_index for d in self.devices]
+        self.copies = copies_between(list(have.values()), wanted, places)
+        self.part = tuple(stop - start for start, stop in wanted[0])
+        pairs = zip(self.devices, wanted, strict=True)
+        self.stays = all(have[d] == rectangle for d, rectangle in pairs)
+        self.is_local = not self.copies.received()
+        # Where a device's part lies in the shard that it has, if no other device has any of it.
+        self.window = {
+            self.devices[c.target]: tuple(
+                slice(a, a + n) for a, n in zip(c.start, c.sizes, strict=True)
+            )
+            for c in self.copies.items
+        }
+        self.mesh = Mesh(np.array(self.devices), (_AXIS,))
+        self.run = _program(self.mesh, self.copies, self.part)
+
+
+_plan = functools.lru_cache(maxsize=256)(_Plan)
+
+
+def _rectangles(sharding: Sharding, shape: Sequence[int]) -> dict[Device, Rectangle]:
+    """What each device holds of an array."""
+    found = sharding.devices_indices_map(tuple(shape))
+    return {
+        device: tuple(s.indices(size)[:2] for s, size in zip(index, shape, strict=True))
+        for device, index in found.items()
+    }
+
+
+@functools.lru_cache(maxsize=256)
+def _program(mesh: Mesh, copies: Copies, part: tuple[int, ...]) -> Callable[[Array], Any]:
+    def device_put(x: Any) -> Any:
+        return exchange(x, _AXIS, copies, part)
+
+    spec = PartitionSpec(_AXIS)
+    return shard_map(device_put, mesh=mesh, in_specs=spec, out_specs=spec)
