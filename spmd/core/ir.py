@@ -90,6 +90,7 @@ class Jaxpr:
 
     __slots__ = (
         "_nested",
+        "_primitives",
         "arg_names",
         "constvars",
         "effects",
@@ -117,6 +118,7 @@ class Jaxpr:
         # As the user wrote them, of the last inputs; constants may have become inputs before them.
         self.arg_names = tuple(arg_names)
         self._nested: frozenset[Eqn] | None = None
+        self._primitives: frozenset[str] | None = None
 
     @property
     def nested(self) -> frozenset[Eqn]:
@@ -124,6 +126,13 @@ class Jaxpr:
         if self._nested is None:
             self._nested = frozenset([eqn for eqn in self.eqns if eqn.params and _nests(eqn)])
         return self._nested
+
+    @property
+    def primitives(self) -> frozenset[str]:
+        """The names of its primitives, and of those in the jaxprs nested in it."""
+        if self._primitives is None:
+            self._primitives = frozenset([eqn.prim.name for eqn in all_eqns(self)])
+        return self._primitives
 
     def replace(self, **changes: Any) -> Jaxpr:
         """The same jaxpr with some fields changed."""

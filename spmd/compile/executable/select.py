@@ -41,14 +41,16 @@ def compile_program(
     `optimised` is the result of the passes, if they have run; `layouts` are those of the arguments.
     """
     with collector_paused():
-        if _is_one_map(closed):
+        names = closed.jaxpr.primitives
+        if "shard_map" in names and _is_one_map(closed):
             flat = pipeline.inline_calls(closed)
             if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
                 return MeshProgram(flat, flat.eqns[0], donated)
         made = partitioned(closed, layouts)
         if made is not None:
             return MeshProgram(made, made.eqns[0], donated)
-        _check_no_partly_manual_map(closed)
+        if "shard_map" in names:
+            _check_no_partly_manual_map(closed)
         if layouts is not None and config.unasked_gathers != "allow":
             _tell_of_gathers(closed, layouts)
         return compile_jaxpr(closed, donated, optimised)
@@ -108,13 +110,15 @@ def mesh_of(closed: ClosedJaxpr, layouts: Sequence[NamedSharding | None]) -> Mes
 
 
 def _first_mesh(closed: ClosedJaxpr) -> Mesh | None:
+    if _OVER_MESHES.isdisjoint(closed.jaxpr.primitives):
+        return None
     for eqn in all_eqns(closed):
         if eqn.prim.name in _OVER_MESHES and isinstance(eqn.params["mesh"], Mesh):
             return eqn.params["mesh"]
     return None
 
 
-_OVER_MESHES = ("shard_map", "sharding_constraint", "reshard")
+_OVER_MESHES = frozenset(("shard_map", "sharding_constraint", "reshard"))
 
 
 def _check_no_partly_manual_map(closed: ClosedJaxpr) -> None:

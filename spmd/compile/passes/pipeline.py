@@ -44,6 +44,13 @@ PASSES: tuple[Pass, ...] = (
     schedule_updates,  # output-only equations early, to free their operands
 )
 
+# A program without any of these primitives has nothing for the pass.
+WORKS_ON: dict[Pass, frozenset[str]] = {
+    hoist_invariants: frozenset(("scan", "while")),
+    hoist_matmuls: frozenset(("scan",)),
+    shrink_psums: frozenset(("psum",)),
+}
+
 # For programs over a mesh that spans processes.
 PASSES_ACROSS: tuple[Pass, ...] = (
     inline_calls,
@@ -82,7 +89,9 @@ def run_passes(
     """Apply all passes to a closed jaxpr."""
     for step in passes:
         started = time.perf_counter()
-        closed = step(closed)
+        needs = WORKS_ON.get(step)
+        if needs is None or not needs.isdisjoint(closed.jaxpr.primitives):
+            closed = step(closed)
         _look(closed, step.__name__)
         if report is not None:
             report.seconds[step.__name__] = time.perf_counter() - started

@@ -11,14 +11,14 @@ from collections import Counter
 from typing import Any
 
 from spmd.compile.passes.rewriter import map_subjaxprs
-from spmd.core.ir import ClosedJaxpr, Eqn, Var, all_eqns, subjaxprs
+from spmd.core.ir import ClosedJaxpr, Eqn, Var
 
 
 def shrink_psums(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Move psums behind the `reduce_sum` that alone reads them, in control flow bodies too."""
-    nested = closed.jaxpr.nested
-    if not any(map(_has_psum, nested)) and not any(e.prim.name == "psum" for e in closed.eqns):
+    if "psum" not in closed.jaxpr.primitives:
         return closed
+    nested = closed.jaxpr.nested
     times: Counter[Any] = Counter(closed.jaxpr.outvars)
     summed: set[Any] = set()
     for eqn in closed.eqns:
@@ -50,9 +50,3 @@ def shrink_psums(closed: ClosedJaxpr) -> ClosedJaxpr:
         else:
             done.append(eqn)
     return ClosedJaxpr(closed.jaxpr.replace(eqns=done), closed.consts)
-
-
-def _has_psum(eqn: Eqn) -> bool:
-    """Whether there is a psum in the jaxprs of an equation."""
-    inside = [inner for _, inner in subjaxprs(eqn.params)]
-    return any(e.prim.name == "psum" for inner in inside for e in all_eqns(inner))
