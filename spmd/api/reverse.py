@@ -12,6 +12,7 @@ from spmd.api.compiled import jit
 from spmd.api.flat import FlatFunction, as_array, as_primal_type, normal_argnums, partial_of
 from spmd.api.summed import warn_of_summed_loss
 from spmd.base import dtypes
+from spmd.base.context import state
 from spmd.base.errors import ArgumentError, GradError, PytreeError, ShapeError
 from spmd.base.source import current_source
 from spmd.base.tree import (
@@ -261,8 +262,10 @@ def value_and_grad(
         check_differentiable(fun, nums, args, holomorphic, allow_int)
         outs, flat_f, pullback = vjp_flat(partial_of(fun, nums, args, kwargs), some, has_aux)
         _check_scalar(fun, flat_f, outs, holomorphic)
-        warn_of_summed_loss(function_name(fun), pullback.linear)
-        one = from_numpy(np.ones((), typeof(outs[0]).dtype), typeof(outs[0]).update(vma=()))
+        if state.axes:
+            warn_of_summed_loss(function_name(fun), pullback.linear)
+        aval = typeof(outs[0]).update(vma=())
+        one = from_numpy(np.ones((), aval.dtype), aval, copy=False)
         found, _ = tree_unflatten(flat_f.in_tree, [as_array(x) for x in pullback.flat([one])])
         gradient = found[0] if isinstance(argnums, int) else tuple(found)
         value = flat_f.value(outs)

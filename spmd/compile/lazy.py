@@ -27,7 +27,6 @@ unasked = Deferred("spmd.partition.unasked")
 lowering = Deferred("spmd.compile.lower.lowering")
 pipeline = Deferred("spmd.compile.passes.pipeline")
 widen_small = Deferred("spmd.compile.passes.widen_small")
-warm_up = Deferred("spmd.compile.cpu.assemble.warm_up")
 
 # Modules that compile code, and write the text of the runtime: for the first process on a machine.
 background_compile = Deferred("spmd.compile.native.llvm.background_compile")

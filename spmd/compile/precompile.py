@@ -33,7 +33,7 @@ from spmd.compile.native.llvm.compiler import host, loader
 from spmd.compile.native.llvm.modules import symbols_of
 from spmd.compile.native.llvm.object_cache import object_cache
 from spmd.compile.native.llvm.shared_functions import called_by_text, shared_text
-from spmd.compile.native.llvm.vectors import Vectors
+from spmd.compile.native.llvm.vectors import vectors
 from spmd.compile.native.program.reduction_kernels import reduce_kernels
 from spmd.compile.native.program.run_layout import PARTS
 from spmd.compile.native.runtime.load import load_parts, runtime
@@ -157,7 +157,7 @@ _PACKED_SIZES = ((128, 128, 64), (512, 512, 512), (1024, 1024, 1024), (2048, 64,
 def product_texts(dtype: str) -> dict[str, None]:
     """The texts that products of two matrices of a dtype need, for usual sizes and any layout."""
     carried = product_dtype(dtype, dtype) or dtype
-    lanes = Vectors(carried, host().vector_bytes).lanes
+    lanes = vectors(carried, host().vector_bytes).lanes
     texts: dict[str, None] = {}
     columns = [v * lanes - less for v in _VECTORS for less in (0, lanes // 2)]
     # Tiles read operands stored in the dtype of the arithmetic; others are packed for them.
@@ -202,7 +202,7 @@ _WINDOW_ROWS = (1, 4, 8, 12, 14, 56, 96, 112, 196, 784, 1024, 4096)
 
 def window_texts(dtype: str) -> dict[str, None]:
     """The texts that contractions over windows of a dtype need."""
-    lanes = Vectors(dtype, host().vector_bytes).lanes
+    lanes = vectors(dtype, host().vector_bytes).lanes
     texts: dict[str, None] = {}
     for rows, columns in pairs(_WINDOW_ROWS, (lanes // 2, 2 * lanes, 3 * lanes, 8 * lanes)):
         depth = 64

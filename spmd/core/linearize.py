@@ -43,7 +43,7 @@ class MixedTrace(Trace):
         trace = tangents if True in staged else self.parent
         if trace is not self.parent and not all(staged):
             # Of both primals and tangents: look inside, so that primal work stays primal.
-            if opens(prim):
+            if prim.inline is not None and opens(prim):
                 return eval_closed(prim.inline(params), *operands)  # type: ignore[misc]
             if prim.known is not None:
                 return self._apart(prim, operands, params, staged)
@@ -142,7 +142,8 @@ def _varying_like(tangent: Any, primal: Any) -> Any:
 
     The cotangent that comes back varies over them too, and the cast's transpose adds it up.
     """
-    return cast_to_vma(tangent, typeof(primal).vma, typeof(tangent).vma)
+    wanted = typeof(primal).vma
+    return cast_to_vma(tangent, wanted, typeof(tangent).vma) if wanted else tangent
 
 
 _cache: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, Any]] = weakref.WeakKeyDictionary()

@@ -98,7 +98,8 @@ class JaxprTrace(Trace):
     def const(self, x: Any) -> Atom:
         """A literal or constant variable for a value from outside."""
         if isinstance(x, Tracer):
-            check_usable(x)
+            if not x._trace.alive:
+                check_usable(x)
         else:
             scalar = _literal(x)
             if scalar is not None:

@@ -40,9 +40,11 @@ class _Cotangents:
     def add(self, var: Atom, ct: Any) -> None:
         if ct is None or isinstance(ct, Zero) or isinstance(var, Literal):
             return
-        if dtypes.is_float0(typeof(ct).dtype):
+        aval = typeof(ct)
+        if aval.dtype == dtypes.float0:
             return
-        ct = to_auto(ct)
+        if aval.sharding is not None:
+            ct = to_auto(ct)
         before = self._of.get(var)
         self._of[var] = ct if before is None else add_any(before, ct)
 
@@ -113,7 +115,12 @@ def _transpose_eqn(eqn: Eqn, values: dict[Var, Any], found: _Cotangents) -> None
         if isinstance(a, Literal):
             operands.append(a.val)
         else:
-            operands.append(to_auto(values[a]) if a in values else Linear(a.aval))
+            x = values.get(a)
+            if x is None:
+                x = Linear(a.aval)
+            elif typeof(x).sharding is not None:
+                x = to_auto(x)
+            operands.append(x)
     rule: Any = prim.transpose
     if isinstance(rule, Refused):
         rule = prim.rule("transpose")

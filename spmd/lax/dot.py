@@ -123,7 +123,8 @@ def product_dtypes(lhs: Any, rhs: Any, preferred: Any) -> tuple[Any, Any, np.dty
         pairs = ((left.dtype, left.weak_type), (right.dtype, right.weak_type))
         common = dtypes.promote(pairs)[0]
         lhs, rhs = convert_element_type(lhs, common), convert_element_type(rhs, common)
-    return lhs, rhs, dtypes.canonical(typeof(lhs).dtype if preferred is None else preferred)
+        return lhs, rhs, dtypes.canonical(common if preferred is None else preferred)
+    return lhs, rhs, dtypes.canonical(left.dtype if preferred is None else preferred)
 
 
 @lays_out_result
@@ -240,10 +241,10 @@ def _sum_kind(dtype: np.dtype) -> str:
 
 def check_preferred(name: str, dtype: np.dtype, wanted: np.dtype) -> None:
     """Raise the user's error if products of `dtype` cannot be summed in `wanted`."""
+    if dtype == wanted:
+        return
     kinds = [_sum_kind(d) for d in (dtype, wanted)]
-    if dtype != wanted and (
-        kinds[1] not in _SUM_KINDS[kinds[0]] or wanted.itemsize < dtype.itemsize
-    ):
+    if kinds[1] not in _SUM_KINDS[kinds[0]] or wanted.itemsize < dtype.itemsize:
         fail(
             DtypeError,
             f"{name}: preferred_element_type={dtypes.long_name(wanted)} cannot hold sums of "
@@ -264,7 +265,7 @@ def _dot_abstract(
     numbers = dimension_numbers
     for name, aval in (("lhs", lhs), ("rhs", rhs)):
         check_dtype("dot_general", name, aval, ANY)
-    if not (dtypes.is_float(lhs.dtype) and dtypes.is_float(rhs.dtype)):
+    if lhs.dtype != rhs.dtype and not (dtypes.is_float(lhs.dtype) and dtypes.is_float(rhs.dtype)):
         check_same_dtype("dot_general", ("lhs", "rhs"), (lhs, rhs))
     _check_side("lhs", lhs, numbers.contract[0], numbers.batch[0])
     _check_side("rhs", rhs, numbers.contract[1], numbers.batch[1])

@@ -24,6 +24,7 @@ from spmd.core.aval import ShapedArray, typeof
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import (
     Dims,
+    Linear,
     Primitive,
     Refused,
     Zero,
@@ -36,7 +37,6 @@ from spmd.core.structural import (
     add_any,
     broadcast_in_dim,
     broadcast_leading,
-    is_linear,
     move_dim,
     reduced_shape,
     reduction_dims,
@@ -277,10 +277,13 @@ def elementwise_transpose(rules: Sequence[Rule | None]) -> Rule:
     """A transpose rule from one per operand; cotangents of scalars are summed."""
 
     def transpose(ct: Any, *operands: Any, **params: Any) -> list[Any]:
-        return [
-            unbroadcast(rule(ct, *operands, **params), x.aval) if rule and is_linear(x) else None
-            for rule, x in zip(rules, operands, strict=True)
-        ]
+        cts: list[Any] = []
+        for rule, x in zip(rules, operands, strict=True):
+            given = rule(ct, *operands, **params) if rule and isinstance(x, Linear) else None
+            if given is not None and typeof(given).shape != x.aval.shape:
+                given = unbroadcast(given, x.aval)
+            cts.append(given)
+        return cts
 
     return transpose
 

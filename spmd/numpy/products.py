@@ -119,12 +119,12 @@ def matmul(
     da, db = len(left) - 1, max(len(right) - 2, 0)
     _check_contracted("matmul", a, b, (da,), (db,))
     plan = _MatmulPlan(left, right)
-    a, b = reshape(a, plan.left), reshape(b, plan.right)
+    a, b = lax.reshape(a, plan.left), lax.reshape(b, plan.right)
     contract = ((len(plan.left) - 1,), (max(len(plan.right) - 2, 0),))
     if len(right) == 1:
         contract = (contract[0], (len(plan.right) - 1,))
     out = _contract(a, b, contract, plan.batch, precision, wanted)
-    return reshape(lax.transpose(out, plan.order), plan.result)
+    return lax.reshape(lax.permute_dims(out, plan.order), plan.result)
 
 
 class _MatmulPlan:

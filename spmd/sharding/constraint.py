@@ -30,7 +30,7 @@ from spmd.core.vmap import to_front
 from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import layouts_of
-from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh
+from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh, scope
 
 if TYPE_CHECKING:
     from spmd.core.aval import ShapedArray
@@ -157,15 +157,7 @@ def prefix_key(shardings: Any) -> Any:
 
 def note_mesh_read() -> None:
     """Note that the code which is being traced depends on the mesh in scope."""
-    _resolved[0] += 1
-
-
-def specs_resolved() -> int:
-    """How often code has read the mesh in scope so far, as for a spec without a mesh."""
-    return _resolved[0]
-
-
-_resolved = [0]
+    scope.reads += 1
 
 
 def _batch(axis: Any, operands: Any, at: Any, *, mesh: Mesh, spec: PartitionSpec) -> Any:

@@ -383,6 +383,7 @@ class _Scope(threading.local):
         self.mesh: Mesh | None = None
         self.abstract: AbstractMesh | None = None
         self.outer: list[tuple[Mesh | None, AbstractMesh | None]] = []  # of each `with mesh:`
+        self.reads = 0  # how often traced code has depended on it, as for a spec without a mesh
 
     def enter(
         self, mesh: Mesh | None, abstract: AbstractMesh | None = None

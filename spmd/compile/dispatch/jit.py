@@ -44,12 +44,11 @@ from spmd.sharding.constraint import (
     is_placement,
     prefix_key,
     shardings_of_leaves,
-    specs_resolved,
 )
 from spmd.sharding.named import Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import layouts_of
 from spmd.sharding.pmap import set_stages
-from spmd.sharding.spec import current_mesh
+from spmd.sharding.spec import current_mesh, scope
 from spmd.transport.flight_recorder import COMPILING, FLIGHT, TRACING
 from spmd.transport.mpi import recovery
 
@@ -320,7 +319,7 @@ class JitFunction:
     ) -> Entry:
         signature, fun = self._signature, self._fun
         signature.check_arity(args, kwargs)
-        before = specs_resolved()
+        before = scope.reads
         trees: list[TreeDef] = []
         places: list[Sharding | None] = []
 
@@ -344,7 +343,7 @@ class JitFunction:
             trees[0],
             signature.donated(args, kwargs),
             tuple(places) or (None,) * len(closed.out_avals),
-            reads_mesh=specs_resolved() != before,
+            reads_mesh=scope.reads != before,
         )
 
     def _placed(self, split: Split) -> list[Any]:

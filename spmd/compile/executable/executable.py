@@ -30,7 +30,7 @@ from spmd.compile.executable.async_operands import (
     same_memory,
 )
 from spmd.compile.fingerprint import fingerprint
-from spmd.compile.lazy import build, pipeline, warm_up
+from spmd.compile.lazy import build, pipeline
 from spmd.compile.native.llvm.compiler import available_cores
 from spmd.compile.native.program.encoded import StepsById
 from spmd.compile.native.program.stored import (
@@ -42,6 +42,7 @@ from spmd.compile.native.program.stored import (
 )
 from spmd.compile.native.runtime.allocator import Block, alloc
 from spmd.compile.native.runtime.async_queue import QUEUE, Job
+from spmd.compile.native.runtime.load import warm_up_runtime
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import NO_AXES, ShapedArray
 from spmd.core.ir import ClosedJaxpr
@@ -148,7 +149,7 @@ class Executable:
         return build.assemble(self.schedule, self.plan, self.count, takes, callees).native
 
     def _compile(self, key: str | None) -> None:
-        warm_up.warm_up_runtime()
+        warm_up_runtime()
         closed = self._traced_jaxpr()
         with build.CalleeCompiler() as callees:
             schedule = self.schedule = self._make_schedule(closed, callees)

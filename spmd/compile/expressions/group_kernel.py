@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from spmd.base.record import record
 from spmd.compile.expressions.expression import Expressions, Node, need_dtype
-from spmd.compile.expressions.index_map import ZERO, Affine, dim, strides_of
+from spmd.compile.expressions.index_map import Affine, index_along, strides_of
 from spmd.compile.expressions.scalar_ops import ENTRIES, NoKernelError
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.ir import Kernel
@@ -21,10 +21,6 @@ from spmd.core.ir import ClosedJaxpr
 
 # A node may be computed again in a later pass if it costs at most this (a load costs 1, an exp 16).
 RECOMPUTE_COST = 4
-
-
-# The dim of a dim of size 1: it runs along none.
-NO_DIM = -1
 
 
 @record
@@ -54,6 +50,13 @@ class Layout:
     strides: tuple[int, ...]
 
 
+def group_name(group: ClosedJaxpr) -> str:
+    """A short name that says what a group does: `exp+reduce_sum+div`."""
+    dull = ("broadcast_in_dim", "reshape", "convert_element_type", "copy", "squeeze")
+    names = [e.prim.name for e in group.eqns if e.prim.name not in dull] or ["move"]
+    return "+".join(names if len(names) <= 4 else [*names[:2], f"{len(names) - 3}more", names[-1]])
+
+
 def build_kernel(group: ClosedJaxpr, space: Space, layouts: Sequence[Layout | None] = ()) -> Kernel:
     """The kernel of a group.
 
@@ -64,7 +67,7 @@ def build_kernel(group: ClosedJaxpr, space: Space, layouts: Sequence[Layout | No
     graph = Expressions(jaxpr.invars, jaxpr.eqns, space.outer, space.inner)
     results = []
     for atom, along in zip(jaxpr.outvars, space.outputs, strict=True):
-        index = tuple(ZERO if d == NO_DIM else dim(d, space.sizes[d]) for d in along)
+        index = index_along(along, space.sizes)
         results.append(graph.pull(atom, index))
     emitter = _Emitter(group, space, layouts or [None] * len(results))
     emitter.emit(results)

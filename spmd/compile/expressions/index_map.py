@@ -59,6 +59,10 @@ Index: TypeAlias = tuple[Affine, ...]
 ZERO = Affine()
 
 
+# The space dim of a dim of size 1: it runs along none.
+NO_DIM = -1
+
+
 def dim(number: int, size: int) -> Affine:
     """The index of a space dim; nothing to count where its size is 1."""
     return plain(number) if size != 1 else ZERO
@@ -68,6 +72,11 @@ def dim(number: int, size: int) -> Affine:
 def plain(number: int) -> Affine:
     """The index of a space dim. One object each: most indices are made of these."""
     return Affine(((number, 1),))
+
+
+def index_along(along: Sequence[int], sizes: Sequence[int]) -> Index:
+    """The index of an array whose dims are these space dims; `NO_DIM` is none."""
+    return tuple([ZERO if d == NO_DIM else dim(d, sizes[d]) for d in along])
 
 
 def dims_of(index: Index) -> frozenset[int]:

@@ -30,10 +30,10 @@ class NoKernelError(Exception):
 
 def apply(b: Builder, op: str, *operands: int) -> int:
     """A kernel operation; a NoKernelError if it does not take the operands' dtypes."""
-    given = tuple(b.dtype(v) for v in operands)
-    if result_dtype(op, given, "") is None:
-        raise NoKernelError(f"{op} of {given}")
-    return b.op(op, *operands)
+    made = b.op_if_supported(op, *operands)
+    if made is None:
+        raise NoKernelError(f"{op} of {b.dtypes(operands)}")
+    return made
 
 
 # ---- one operation each ------------------------------------------------------------------------
@@ -153,9 +153,11 @@ def _identity(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -
     return xs[0]
 
 
+# Primitives that are one kernel operation.
+_SINGLE = {**{name: name for name in _SAME_NAME}, **_RENAMED}
+
 ENTRIES: dict[str, Entry] = {
-    **{name: _op(name) for name in _SAME_NAME},
-    **{name: _op(op) for name, op in _RENAMED.items()},
+    **{name: _op(op) for name, op in _SINGLE.items()},
     "integer_pow": _integer_pow,
     "square": _square,
     "round": _round,
@@ -216,6 +218,9 @@ def _is_small_conversion(eqn: Eqn) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _can_lower(name: str, given: tuple[str, ...], params: tuple[Any, ...], out: str) -> bool:
+    op = _SINGLE.get(name)
+    if op is not None:
+        return result_dtype(op, given, "") == out and supports(op, given, out)
     b = Builder((1,), ())
     result = b.arg(out, 1, "out")
     with b.row():

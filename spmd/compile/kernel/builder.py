@@ -109,6 +109,10 @@ class Builder:
         """Return the dtype of a value made before."""
         return self._dtypes[value]
 
+    def dtypes(self, values: Sequence[int]) -> tuple[str, ...]:
+        """Return the dtypes of some values."""
+        return tuple([self._dtypes[value] for value in values])
+
     def number(self, value: int) -> int | float | None:
         """Return the number that a value is if it is a real constant of the open pass."""
         for instr in self._instrs:
@@ -127,11 +131,17 @@ class Builder:
 
     def op(self, op: str, *operands: int, attr: int | None = None) -> int:
         """Apply an operation whose result dtype follows from its operands."""
-        dtypes = tuple(self._dtypes[value] for value in operands)
+        made = self.op_if_supported(op, *operands, attr=attr)
+        assert made is not None, f"{op} does not take {self.dtypes(operands)}"
+        return made
+
+    def op_if_supported(self, op: str, *operands: int, attr: int | None = None) -> int | None:
+        """Apply an operation; None if it does not take the operands' dtypes."""
         assert OPS[op].result != "free", f"{op} needs a dtype: use convert or bitcast"
-        dtype = result_dtype(op, dtypes, "")
-        assert dtype is not None, f"{op} does not take {dtypes}"
-        return self._add(Op(self._next(dtype), dtype, op, tuple(operands), attr))
+        dtype = result_dtype(op, self.dtypes(operands), "")
+        if dtype is None:
+            return None
+        return self._add(Op(self._next(dtype), dtype, op, operands, attr))
 
     def convert(self, value: int, dtype: str) -> int:
         """Convert a value, keeping its number when it already has the dtype."""

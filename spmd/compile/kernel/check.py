@@ -25,7 +25,7 @@ from spmd.compile.kernel.ir import (
     Scan,
     Store,
     StoreRow,
-    operands_of,
+    reads_of,
 )
 from spmd.compile.kernel.ops import ARG_REDUCERS, OPS, REDUCERS, SCANNERS, result_dtype
 
@@ -42,7 +42,7 @@ def check_kernel(kernel: Kernel) -> None:
     """Raise `KernelError`, naming pass and item, if `kernel` is not well formed."""
     if not kernel.is_checked:
         _Checker(kernel).run()
-        kernel.note_checked()
+        object.__setattr__(kernel, "is_checked", True)
 
 
 def affine_range(where: Map, sizes: tuple[int, ...]) -> tuple[int, int]:
@@ -80,7 +80,7 @@ class _Checker:
 
     def __init__(self, kernel: Kernel):
         self.kernel = kernel
-        self.sizes = kernel.sizes
+        self.sizes = kernel.outer + kernel.inner
         self.visible: dict[int, str] = {}
         self.used: set[int] = set()
         self.filled: set[int] = set()
@@ -117,9 +117,10 @@ class _Checker:
             raise self.broken(f"unknown level {step.level!r}")
         sizes = self.sizes if step.level == ROW else self.kernel.outer
         outside = dict(self.visible)
+        reads = iter(reads_of((*step.instrs, *step.stores, *step.reductions)))
         for index, instr in enumerate(step.instrs):
             self.where = "pass ", number, ", instr ", index, " ", instr
-            self.check_operands(operands_of(instr))
+            self.check_operands(next(reads))
             self.check_instr(instr, step.level, sizes)
             self.define(instr.out, instr.dtype)
         self.where = ("pass ", number)
@@ -129,7 +130,7 @@ class _Checker:
         kept: set[int] = set()
         for index, store in enumerate(step.stores):
             self.where = "pass ", number, ", store ", index
-            self.check_operands(operands_of(store))
+            self.check_operands(next(reads))
             if isinstance(store, StoreRow):
                 kept.add(self.check_store_row(store, step.level, kept))
             else:
@@ -137,7 +138,7 @@ class _Checker:
         results = {}
         for reduction in step.reductions:
             self.where = "pass ", number, ", reduction %", reduction.out
-            self.check_operands(operands_of(reduction))
+            self.check_operands(next(reads))
             self.check_reduction(reduction, step.level)
             results[reduction.out] = reduction.dtype
         if step.level == ROW:

@@ -25,6 +25,7 @@ The law of the IR is `check.py`, its meaning is `interpret.py`, its operations a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from spmd.base.record import field, record
@@ -226,6 +227,7 @@ class Kernel:
     vector_dim: int | None = None
     # Kernels are keys of many tables, and their parts are many.
     _hash: int = field(default=0, init=False, repr=False, compare=False)
+    # Whether it keeps the law: it never changes.
     is_checked: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -235,10 +237,6 @@ class Kernel:
             found = hash(parts) or 1
             object.__setattr__(self, "_hash", found)
         return found
-
-    def note_checked(self) -> None:
-        """Remember that this kernel keeps the law: it never changes."""
-        object.__setattr__(self, "is_checked", True)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -272,6 +270,11 @@ def operands_of(item: Instr | Store | StoreRow | Reduce) -> tuple[int, ...]:
         case StoreRow():
             return (item.value,)
     return ()
+
+
+def reads_of(items: Iterable[Instr | Store | StoreRow | Reduce]) -> list[tuple[int, ...]]:
+    """Return the value numbers that each of some items reads."""
+    return [operands_of(item) for item in items]
 
 
 def is_sequential(kernel: Kernel) -> bool:

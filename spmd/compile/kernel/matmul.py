@@ -309,9 +309,10 @@ def attach(
     if any(not isinstance(s, Store) or s.combine is not None for s in step.stores):
         return None
     seen = {i.map for i in accesses if i.arg == position}
-    if len(seen) != 1 or 0 in kernel.sizes or kernel.args[position].role != "in":
+    sizes = kernel.sizes
+    if len(seen) != 1 or 0 in sizes or kernel.args[position].role != "in":
         return None
-    groups = _match(kernel.sizes, seen.pop(), result)
+    groups = _match(sizes, seen.pop(), result)
     if groups is None:
         return None
     return _Attachment(kernel, position, groups, result, carried).build(keep)

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TypeAlias
 
+from spmd.compile.expressions.group_kernel import group_name
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Result, attach
 from spmd.compile.lower.in_place import group_kernel
-from spmd.compile.lower.kernels import fused, group_name
+from spmd.compile.lower.kernels import fused
 from spmd.compile.lower.lowering import RULES, Lowering, rule
 from spmd.compile.lower.steps import Ref
 from spmd.core.ir import ClosedJaxpr, Eqn, Var

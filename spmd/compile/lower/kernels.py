@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from spmd.base import dtypes
 from spmd.compile.expressions.expression import SCANS, Expressions, Node, need_dtype, windows_at
-from spmd.compile.expressions.group_kernel import Layout, NodeWriter, Space
+from spmd.compile.expressions.group_kernel import Layout, NodeWriter, Space, group_name
 from spmd.compile.expressions.index_map import ZERO, Affine, dim, linear, strides_of
 from spmd.compile.expressions.scalar_ops import NoKernelError
 from spmd.compile.kernel.builder import Builder
@@ -90,13 +90,6 @@ def launch(lowering: Lowering, step: Launch) -> None:
 
 _splits: dict[Kernel, Split | None] = {}
 _pieces: dict[Kernel, tuple[Piece, ...]] = {}
-
-
-def group_name(group: ClosedJaxpr) -> str:
-    """A short name that says what a group does: `exp+reduce_sum+div`."""
-    dull = ("broadcast_in_dim", "reshape", "convert_element_type", "copy", "squeeze")
-    names = [e.prim.name for e in group.eqns if e.prim.name not in dull] or ["move"]
-    return "+".join(names if len(names) <= 4 else [*names[:2], f"{len(names) - 3}more", names[-1]])
 
 
 # ---- running sums ------------------------------------------------------------------------------

@@ -193,28 +193,25 @@ Step: TypeAlias = (
 )
 
 
-def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
+def accesses(step: Step) -> list[tuple[Ref, bool]]:
     """The refs that a step itself reads (False) or writes (True)."""
+    found: list[tuple[Ref, bool]] = []
     match step:
         case Launch() | Multiply() | Pack() | Contract() | Sort() | SortRows():
             for ref, role in zip(step.refs, _roles(step), strict=True):
                 if role != "out":
-                    yield ref, False
+                    found.append((ref, False))
                 if role != "in":
-                    yield ref, True
+                    found.append((ref, True))
         case Host():
-            for view in step.inputs:
-                yield view.place, False
-            for view in step.outputs:
-                yield view.place, True
+            found += [(view.place, False) for view in step.inputs]
+            found += [(view.place, True) for view in step.outputs]
         case _:
             reads, writes = PLACES.get(type(step), ((), ()))
-            for name in reads:
-                yield getattr(step, name), False
-            for name in writes:
-                ref = getattr(step, name)
-                if ref is not None:
-                    yield ref, True
+            found += [(getattr(step, name), False) for name in reads]
+            refs = [getattr(step, name) for name in writes]
+            found += [(ref, True) for ref in refs if ref is not None]
+    return found
 
 
 def _roles(step: Compiled) -> list[str]:
@@ -236,9 +233,9 @@ def _roles(step: Compiled) -> list[str]:
             return ["in", "out", "out"][: len(step.refs)]
 
 
-def accesses_inside(steps: Sequence[Step]) -> Iterator[tuple[Ref, bool]]:
+def accesses_inside(steps: Sequence[Step]) -> list[tuple[Ref, bool]]:
     """The refs that some steps and those in their blocks read or write, in order."""
-    return (access for step in walk(steps) for access in accesses(step))
+    return [access for step in walk(steps) for access in accesses(step)]
 
 
 # ---- the whole ---------------------------------------------------------------------------------

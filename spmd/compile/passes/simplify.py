@@ -15,7 +15,7 @@ import numpy as np
 from spmd.base.dtypes import is_small
 from spmd.base.record import record
 from spmd.collectives.axis import pcast_p, pvary_p
-from spmd.compile.expressions.scalar_ops import is_elementwise
+from spmd.compile.expressions.scalar_ops import ENTRIES
 from spmd.compile.passes.algebra import (
     PRODUCERS,
     RULES,
@@ -72,7 +72,7 @@ class _Simplifier:
             found = self.facts[eqn.prim] = _Facts(
                 self.rules.get(name),
                 name in WITH_LITERAL,
-                is_elementwise(name),
+                name in ENTRIES,
                 name in PRODUCERS,
                 frozenset(eqn.params),
                 itemgetter(*sorted(eqn.params)) if eqn.params else len,

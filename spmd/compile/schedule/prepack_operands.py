@@ -45,11 +45,13 @@ def packed_product(
 
     The operands stay the same for so many iterations; one of none is not packed.
     """
-    for iterations, swaps in ((b_iterations, False), (a_iterations, True)):
-        found = prefers(product, iterations) if iterations else None
-        if found is not None and found[2] == swaps:
-            return found
-    return None
+    found = prefers(product, b_iterations) if b_iterations else None
+    if found is None or found[2]:
+        if a_iterations != b_iterations:
+            found = prefers(product, a_iterations) if a_iterations else None
+        if found is not None and not found[2]:
+            found = None
+    return found
 
 
 @record(frozen=False)

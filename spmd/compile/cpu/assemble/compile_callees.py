@@ -124,9 +124,10 @@ class CalleeCompiler:
 
     def callee(self, callee: Callee) -> None:
         """Add the texts of a step's callees."""
-        if callee in self._seen:
-            return
+        before = len(self._seen)
         self._seen.add(callee)
+        if len(self._seen) == before:
+            return
         match callee:
             case Kernel():
                 self.batch.add(rendering(callee).text)
@@ -144,10 +145,8 @@ class CalleeCompiler:
                 self.batch.add(text_for(dtype, size, len(refs) > 2), optimize=True)
 
     def _plan(self, plan: matmul_plan.Plan | window_plan.Plan) -> None:
-        for text in plan.texts:
-            self.batch.add(text, optimize=True)
-        for rendered in plan.epilogues:
-            self.batch.add(rendered.text)
+        self.batch.add(*plan.texts, optimize=True)
+        self.batch.add(*[rendered.text for rendered in plan.epilogues])
 
     def __enter__(self) -> CalleeCompiler:
         return self

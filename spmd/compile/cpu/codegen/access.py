@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TypeAlias
 
 from spmd.base.record import field, record
@@ -66,6 +67,7 @@ class Place:
         return self.stride == 1 and self.gathered is None
 
 
+@cache
 def _unit(dtype: str) -> tuple[str, int]:
     """Return memory element and how many of them one element of `dtype` has."""
     return memory_element(dtype), 2 if kind(dtype) == "c" else 1
@@ -232,7 +234,8 @@ def _through_buffer(
     may have a stride; the buffer then has the elements between the lanes, too.
     """
     element, count = _unit(place.dtype)
-    real = e.at(element, place.pointer, e.mul_index(place.base, count))
+    base = place.base if count == 1 else e.mul_index(place.base, count)
+    real = e.at(element, place.pointer, base)
     if tail is None:
         return real
     size = itemsize(place.dtype)

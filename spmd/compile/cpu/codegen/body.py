@@ -41,7 +41,7 @@ from spmd.compile.kernel.ir import (
     Store,
     StoreRow,
     definitions,
-    operands_of,
+    reads_of,
 )
 from spmd.compile.native.llvm.vector_emitter import Emitter
 
@@ -105,7 +105,8 @@ class Body:
         self.running: dict[int, tuple[str, ...]] = {}
         self.divisors: set[int] = set()
         self.ahead = loads_ahead(kernel) if self.lanes_inner else {}
-        self.index: list[str] = ["0"] * len(kernel.sizes)
+        self.sizes = kernel.sizes
+        self.index: list[str] = ["0"] * len(self.sizes)
         self.bases: dict[Load | Store, str] = {}
         self.row_position = "0"
         self.tail: Tail | None = None
@@ -117,8 +118,7 @@ class Body:
     def place_values(self, step: Pass) -> None:
         """Find for each value of a pass the loop it belongs to, and whether lanes differ in it."""
         deepest = len(self.kernel.inner) if step.level == ROW else 0
-        for instr in step.instrs:
-            read = operands_of(instr)
+        for instr, read in zip(step.instrs, reads_of(step.instrs), strict=True):
             depth = max((self.depth[value] for value in read), default=0)
             varying = any(self.varying[value] for value in read)
             match instr:
@@ -170,16 +170,16 @@ class Body:
     def enter_level(self, step: Pass, level: int) -> None:
         """Extend all base addresses by the indices known at this loop level."""
         e, count = self.e, len(self.kernel.outer)
-        known = [dim for dim in range(len(self.kernel.sizes)) if self.dim_depth(dim) == level]
+        known = [dim for dim in range(len(self.sizes)) if self.dim_depth(dim) == level]
         if step.level != ROW:
             known = list(range(count))
+        indices = [self.index[dim] for dim in known]
         for item in (*step.instrs, *step.stores):
             if not isinstance(item, Load | Store):
                 continue
             base = str(item.map.offset) if level == 0 else self.bases[item]
-            for dim in known:
-                base = e.add_index(base, e.mul_index(self.index[dim], item.map.strides[dim]))
-            self.bases[item] = base
+            strides = [item.map.strides[dim] for dim in known]
+            self.bases[item] = e.extend_index(base, indices, strides)
         if level > 0:
             dim = count + level - 1
             pitch = e.mul_index(self.row_position, self.pitch(level - 1))
@@ -242,26 +242,27 @@ class Body:
         if isinstance(instr, Const):
             return
         width = self.width if self.varying[instr.out] else 1
-        with self.e.at_width(width):
-            match instr:
-                case Iota():
-                    parts = (self._iota(instr, width),)
-                case Op(op="threefry2x32", operands=operands):
-                    # Words that are the same in all lanes stay scalars.
-                    words = [(value, width if self.varying[value] else 1) for value in operands]
-                    parts = (threefry2x32(self.e, [self.get(*word) for word in words]),)
-                case Op():
-                    values = [self.get(value, width) for value in instr.operands]
-                    parts = render_op(self.e, instr.op, values, instr.dtype, instr.attr)
-                case Load():
-                    parts = self._load(instr, width)
-                case LoadRow(buffer=buffer):
-                    parts = access.read_lanes(self.e, self._row_pointer(buffer), _carried(instr))
-                case Scan():
-                    operand = self.get(instr.operand, width).parts
-                    before = self.running[instr.out]
-                    parts = combine(self.e, instr.op, instr.dtype, before, operand)
-                    self.running[instr.out] = parts
+        outside, self.e.width = self.e.width, width
+        match instr:
+            case Iota():
+                parts = (self._iota(instr, width),)
+            case Op(op="threefry2x32", operands=operands):
+                # Words that are the same in all lanes stay scalars.
+                words = [(value, width if self.varying[value] else 1) for value in operands]
+                parts = (threefry2x32(self.e, [self.get(*word) for word in words]),)
+            case Op():
+                values = [self.get(value, width) for value in instr.operands]
+                parts = render_op(self.e, instr.op, values, instr.dtype, instr.attr)
+            case Load():
+                parts = self._load(instr, width)
+            case LoadRow(buffer=buffer):
+                parts = access.read_lanes(self.e, self._row_pointer(buffer), _carried(instr))
+            case Scan():
+                operand = self.get(instr.operand, width).parts
+                before = self.running[instr.out]
+                parts = combine(self.e, instr.op, instr.dtype, before, operand)
+                self.running[instr.out] = parts
+        self.e.width = outside
         self.values[instr.out] = Value(instr.dtype, tuple(parts), width)
         if instr.out in self.divisors:
             self._invert(instr.out)
@@ -299,7 +300,7 @@ class Body:
     def _iota(self, instr: Iota, width: int) -> str:
         e, element = self.e, element_of(instr.dtype)
         floating = element in ("float", "double")
-        small = self.kernel.sizes[instr.dim] < 1 << 31
+        small = self.sizes[instr.dim] < 1 << 31
         integer = ("i32" if small else "i64") if floating else element
         index = self.index[instr.dim]
         with e.at_width(1):
@@ -396,14 +397,15 @@ class Body:
         """Write the stores of a pass."""
         everywhere = self.lanes_outer or (self.lanes_inner and step.level == ROW)
         width = self.width if everywhere else 1
+        outside, self.e.width = self.e.width, width
         for store in step.stores:
             parts = self.get(store.value, width).parts
-            with self.e.at_width(width):
-                if isinstance(store, StoreRow):
-                    dtype = DTYPES[self.kernel.buffers[store.buffer]].carrier
-                    access.write_lanes(self.e, self._row_pointer(store.buffer), dtype, parts)
-                elif self.kernel.args[store.arg].size:
-                    self._store(store, parts, width)
+            if isinstance(store, StoreRow):
+                dtype = DTYPES[self.kernel.buffers[store.buffer]].carrier
+                access.write_lanes(self.e, self._row_pointer(store.buffer), dtype, parts)
+            elif self.kernel.args[store.arg].size:
+                self._store(store, parts, width)
+        self.e.width = outside
 
     def _store(self, store: Store, parts: tuple[str, ...], width: int) -> None:
         e, place = self.e, self.place(store, width)

@@ -21,7 +21,7 @@ from spmd.compile.cpu.codegen.access import is_near
 from spmd.compile.cpu.codegen.loop_nest import Nest, Plan
 from spmd.compile.cpu.codegen.streaming_stores import STREAM_FROM, either_text, streamed
 from spmd.compile.cpu.codegen.transpose_tiles import tile_dim
-from spmd.compile.cpu.math.table import VECTOR_FUNCTIONS, instructions_of
+from spmd.compile.cpu.math.table import INSTRUCTIONS, VECTOR_FUNCTIONS
 from spmd.compile.kernel.check import check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, itemsize
 from spmd.compile.kernel.ir import (
@@ -174,7 +174,7 @@ def _work(kernel: Kernel) -> float:
         weight = 1.0 if step.level == ROW else 0.05
         for instr in step.instrs:
             if isinstance(instr, Op):
-                total += weight * instructions_of(instr.op)
+                total += weight * INSTRUCTIONS.get(instr.op, 1.0)
             elif not isinstance(instr, Const | Iota):
                 total += weight
     return total

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from spmd.base.record import record
 from spmd.compile.cpu.codegen.conversions import constant_parts, element_of
 from spmd.compile.cpu.codegen.scalar_ops import Value, render_op
-from spmd.compile.cpu.math.table import instructions_of
+from spmd.compile.cpu.math.table import INSTRUCTIONS
 from spmd.compile.kernel.dtypes import kind
 from spmd.compile.kernel.ir import Const, Instr, Kernel, Op, Reduce, operands_of
 from spmd.compile.native.llvm.vector_emitter import Emitter
@@ -83,7 +83,7 @@ def find_repeat(
         first, end = _longest(kinds, period)
         if end - first < max(3 * period, LEAST_RUN):
             continue
-        each = sum(instructions_of(op.op) for op in ops[first : first + period])
+        each = sum(INSTRUCTIONS.get(op.op, 1.0) for op in ops[first : first + period])
         least = -(-LEAST_WORK // each) if each else len(ops)
         for start in range(first, first + period):
             periods = (end - start) // period

@@ -58,10 +58,7 @@ def in_pieces(m: Floats, x: str, pieces: Pieces) -> str:
         x = m.select(m.is_("ogt", x, most), most, x)
         inside = m.select(m.is_("ogt", x, least), x, least)
         places = m.int_op("lshr", m.to_bits(inside), m.int(digits))
-        centre, *upwards = (
-            _pick_of_two(m, low, high, places)
-            for low, high in zip(tables[::2], tables[1::2], strict=True)
-        )
+        centre, *upwards = _picks_of_two(m, tables, places)
         distance = m.exact_sub(x, centre)
         result = upwards.pop()
         while upwards:
@@ -71,12 +68,16 @@ def in_pieces(m: Floats, x: str, pieces: Pieces) -> str:
     return e.in_registers(evaluate, m.element, LANES, x)
 
 
-def _pick_of_two(m: Floats, low: str, high: str, places: str) -> str:
+def _picks_of_two(m: Floats, tables: Sequence[str], places: str) -> list[str]:
+    """The numbers at some places of tables, each of which is two registers."""
     e = m.emitter
     kind, integers = e.type(m.element), e.type(m.integer)
     permute = "@llvm.x86.avx512.vpermi2var.ps.512"
     e.module.declare(permute, f"declare {kind} {permute}({kind}, {integers}, {kind})")
-    return e.set(f"call {kind} {permute}({kind} {low}, {integers} {places}, {kind} {high})")
+    return [
+        e.set(f"call {kind} {permute}({kind} {low}, {integers} {places}, {kind} {high})")
+        for low, high in zip(tables[::2], tables[1::2], strict=True)
+    ]
 
 
 def _load(m: Floats, name: str, numbers: Sequence[float]) -> list[str]:
@@ -86,7 +87,4 @@ def _load(m: Floats, name: str, numbers: Sequence[float]) -> list[str]:
     kind = f"[{count} x {m.element}]"
     e.module.declare(f"@{name}", f"@{name} = internal constant {kind} [{values}], align 64")
     with e.at_width(LANES):
-        return [
-            e.set(f"load {e.type(m.element)}, ptr {e.at(m.element, f'@{name}', str(k))}, align 64")
-            for k in range(0, count, LANES)
-        ]
+        return e.load_vectors(f"@{name}", m.element, count // LANES, align=64)

@@ -74,11 +74,6 @@ INSTRUCTIONS = {
 }
 
 
-def instructions_of(op: str) -> float:
-    """About how many instructions an operation of kernels is on each register."""
-    return INSTRUCTIONS.get(op, 1.0)
-
-
 def call_function(e: Emitter, name: str, element: str, *operands: str) -> str:
     """Write a vector function in place, or a call of the one that all kernels share
     (`native/llvm/shared_functions.py`).

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import Function, Value, Words
 from spmd.compile.native.llvm.modules import CONTROL
 from spmd.compile.native.llvm.vectors import Vectors
 
@@ -49,23 +49,16 @@ def as_control(text: str, hot: bool = False) -> str:
     return text if hot else f"{CONTROL}\n{text}"
 
 
-class Sizes(dict[str, Value]):
+def product_sizes(f: Function, where: Value, v: Vectors | None = None) -> Words:
     """The numbers of a product, each read where it is used.
 
     Read once at the start, forty of them would be kept over five loops: LLVM takes a third more
     time to find that they do not fit into the registers.
     """
-
-    def __init__(self, f: Function, where: Value, v: Vectors | None = None):
-        super().__init__()
-        self._f = f
-        self._where = where
-        self._places = {name: 8 * i for i, name in enumerate(SIZES)}
-        if v is not None:
-            self["nbytes"] = f.value("i64", v.nbytes)
-
-    def __missing__(self, name: str) -> Value:
-        return self._f.load("i64", self._where, self._places[name])
+    of = Words(f, where, SIZES)
+    if v is not None:
+        of["nbytes"] = f.value("i64", v.nbytes)
+    return of
 
 
 def called(f: Function, function: Value, returns: str, *operands: Value) -> Value:
@@ -88,7 +81,7 @@ _LAY_PARAMS = ["ptr", "ptr", "ptr", "i64", "i64"]
 def lay_b_text(attributes: str) -> str:
     """The module that packs columns of B into panels as wide as a tile."""
     f = Function(LAY_B, "ptr", _LAY_PARAMS, attributes=attributes)
-    of = Sizes(f, f.params[0])
+    of = product_sizes(f, f.params[0])
     _, source, scratch, columns, depth = f.params
     target, function = f.at(scratch, of["at_b"]), of["pack_b"]
     with f.if_else(of["whole_b"].differs(0)) as it:
@@ -108,7 +101,7 @@ def lay_b_text(attributes: str) -> str:
 def lay_a_text(attributes: str) -> str:
     """The module that packs rows of A: as rows, or into panels as high as a tile."""
     f = Function(LAY_A, "ptr", _LAY_PARAMS, attributes=attributes)
-    of = Sizes(f, f.params[0])
+    of = product_sizes(f, f.params[0])
     _, source, scratch, count, depth = f.params
     target, function = f.at(scratch, of["at_a"]), of["pack_a"]
     with f.if_(of["whole_a"].equals(AS_ROWS)):
@@ -137,7 +130,7 @@ def tiles_text(v: Vectors, hot: bool) -> str:
     """
     params = ["ptr", "ptr", "ptr", "ptr", "i64", "i64", "i64", "i64"]
     f = Function(tiles_symbol(v, hot), "void", params, attributes=v.attributes)
-    of = Sizes(f, f.params[0], v)
+    of = product_sizes(f, f.params[0], v)
     _, a, b, c, rows, columns, depth, accumulate = f.params
     with f.range(0, columns, of["nr"]) as j:
         width = f.smaller(columns - j, of["nr"])
@@ -161,7 +154,7 @@ def finish_text(attributes: str) -> str:
     params = ["ptr", "ptr", "i64", "ptr", *["i64"] * 6]
     f = Function(FINISH, "void", params, attributes=attributes)
     args, sizes, kernel, c, rows, *places = f.params
-    of = Sizes(f, sizes)
+    of = product_sizes(f, sizes)
     arguments = f.stack_bytes((of["arguments"] + 1) * 8)
     f.store(c, arguments)
     table = f.at(sizes, 8 * len(SIZES))

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from spmd.compile.cpu.matmul.functions_ir import Sizes, as_control, called, pack
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.cpu.matmul.functions_ir import as_control, called, pack, product_sizes
+from spmd.compile.native.llvm.function_builder import Function, Value, Words
 from spmd.compile.native.llvm.vectors import (
     STORED,
     Vectors,
@@ -54,7 +54,7 @@ def dots_symbol(v: Vectors, source: str, rows: int) -> str:
 class _Unit:
     """Addresses and extents of one unit of work: a block of one product of the batch."""
 
-    def __init__(self, f: Function, of: Sizes, unit: Value):
+    def __init__(self, f: Function, of: Words, unit: Value):
         self.f, self.of = f, of
         args = f.params[0]
         blocks = unit // of["m_blocks"]
@@ -98,7 +98,7 @@ class _Unit:
 def product_text(v: Vectors, hot: bool) -> str:
     """The module of the kernel over tiles: unit = (product of the batch, columns, rows)."""
     f = Function(product_symbol(v, hot), "void", _KERNEL_PARAMS, attributes=v.attributes)
-    of = Sizes(f, f.params[1], v)
+    of = product_sizes(f, f.params[1], v)
     with f.range(f.params[2], f.params[3]) as number:
         unit = _Unit(f, of, number)
         # At least once: a product over nothing is zero.
@@ -141,7 +141,7 @@ def combine_text(v: Vectors, source: str) -> str:
     """
     symbol = combine_symbol(v, source)
     f = Function(symbol, "void", _KERNEL_PARAMS, attributes=v.attributes)
-    of = Sizes(f, f.params[1], v)
+    of = product_sizes(f, f.params[1], v)
     with f.range(f.params[2], f.params[3]) as number:
         unit = _Unit(f, of, number)
         a, a_k = _row_of_a(f, v, of, unit)
@@ -197,7 +197,7 @@ def _along(f: Function, lanes: int, count: Value, step) -> None:
         step(whole, lane_mask(f, lanes, count - whole))
 
 
-def _row_of_a(f: Function, v: Vectors, of: Sizes, unit: _Unit) -> tuple[Value, Value]:
+def _row_of_a(f: Function, v: Vectors, of: Words, unit: _Unit) -> tuple[Value, Value]:
     """The rows of A as carried elements, packed if they must be, and the bytes between those."""
     a, a_k = f.var("ptr", unit.a), f.var("i64", of["a_k"])
     with f.if_(of["pack_a"].differs(0)):
@@ -228,7 +228,7 @@ def dots_text(v: Vectors, source: str, rows: int) -> str:
     """
     symbol = dots_symbol(v, source, rows)
     f = Function(symbol, "void", _KERNEL_PARAMS, attributes=v.attributes)
-    of = Sizes(f, f.params[1], v)
+    of = product_sizes(f, f.params[1], v)
     group = DOT_COLUMNS[rows]
     with f.range(f.params[2], f.params[3]) as number:
         unit = _Unit(f, of, number)

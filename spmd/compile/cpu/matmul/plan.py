@@ -63,7 +63,7 @@ from spmd.compile.kernel.matmul import Operand, Product, argument_maps, block_ep
 from spmd.compile.kernel.packing import Packing
 from spmd.compile.native.llvm.compiler import Host, available_cores, compile_texts, host
 from spmd.compile.native.llvm.vector_emitter import Target
-from spmd.compile.native.llvm.vectors import NBYTES, Vectors
+from spmd.compile.native.llvm.vectors import NBYTES, Vectors, vectors
 from spmd.compile.native.program.steps import KernelStep, Slot
 
 MOST_BATCH_DIMS = 3
@@ -291,7 +291,7 @@ def prefers_packed(p: Product, iterations: int) -> tuple[Product, Packing, bool]
 
 def plan_packing(p: Packing) -> Plan:
     """Decide how B is packed: the plan of a kernel with the arguments B and its panels."""
-    v = Vectors(p.carried, host().vector_bytes)
+    v = vectors(p.carried, host().vector_bytes)
     way = _way(p.source)
     batch = (1,) * (MOST_BATCH_DIMS - len(p.batch)) + p.batch
     columns, depth = -(-p.n // p.panel) * p.panel, max(p.k, 1)
@@ -346,7 +346,15 @@ def packing_step(
 
 
 def _planner(p: Product, machine: Host) -> _Planner:
-    return _Planner(p, machine, Vectors(p.carried, machine.vector_bytes))
+    where, work = plain_store(p.epilogue), p.multiply_adds
+    return _Planner(
+        p,
+        machine,
+        vectors(p.carried, machine.vector_bytes),
+        direct=where is not None and (where.strides[-1] == 1 or p.n == 1),
+        steps=2 if work >= LONG_PRODUCT and not p.k % 2 else 1,
+        is_hot=math.prod(p.batch) > 1 and work < TINY_PRODUCT,
+    )
 
 
 @record(frozen=False)
@@ -356,6 +364,9 @@ class _Planner:
     p: Product
     machine: Host
     vectors: Vectors
+    direct: bool  # whether tiles write C where it is wanted
+    steps: int  # elements along k that an iteration of a tile takes
+    is_hot: bool  # whether the loops around tiles take part of the time: many, next to no size
     sizes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIZES, 0))
     functions: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
@@ -394,24 +405,6 @@ class _Planner:
             cost_ns=cost,
             scratch=self.scratch,
         )
-
-    # ---- facts ----
-
-    @property
-    def direct(self) -> bool:
-        """Whether tiles write C where it is wanted."""
-        where = plain_store(self.p.epilogue)
-        return where is not None and (where.strides[-1] == 1 or self.p.n == 1)
-
-    @property
-    def steps(self) -> int:
-        """Elements along k that an iteration of a tile takes."""
-        return 2 if self.p.multiply_adds >= LONG_PRODUCT and not self.p.k % 2 else 1
-
-    @property
-    def is_hot(self) -> bool:
-        """Whether the loops around tiles take part of the time: many products, next to no size."""
-        return math.prod(self.p.batch) > 1 and self.p.multiply_adds < TINY_PRODUCT
 
     def arguments(self) -> tuple[tuple[Map, ...], list[int]]:
         """The maps of the epilogue's arguments but C, and the bytes of their elements."""

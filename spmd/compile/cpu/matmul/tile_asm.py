@@ -16,6 +16,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 from spmd.base.record import record
 from spmd.compile.native.llvm.modules import ASSEMBLY
@@ -38,6 +39,7 @@ _MASK = "r14"
 _STACKED = ("c", "c_row", "rows", "columns", "accumulate")
 
 
+@cache
 def can_assemble(machine: Host) -> bool:
     """Whether tiles for a processor are written here, for the calls of this system."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or not machine.has("fma"):

@@ -30,7 +30,7 @@ from spmd.compile.kernel.matmul import argument_maps, block_epilogue
 from spmd.compile.kernel.window_contraction import Contraction
 from spmd.compile.native.llvm.compiler import Host, available_cores, host
 from spmd.compile.native.llvm.vector_emitter import Target
-from spmd.compile.native.llvm.vectors import Vectors
+from spmd.compile.native.llvm.vectors import Vectors, vectors
 from spmd.compile.native.program.steps import KernelStep, Slot
 
 # A panel of B this deep (f32), two vectors wide, is 24 KiB: it stays in L1 beside what is read of
@@ -99,7 +99,7 @@ def tiling(rows: int, around: int, multiply_adds: int, v: Vectors, width: int) -
 
 def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
     """Choose tiles, blocks and units, and lay out the tables."""
-    v = Vectors(given.dtype, (machine or host()).vector_bytes)
+    v = vectors(given.dtype, (machine or host()).vector_bytes)
     nbytes = v.nbytes
     outer_rows, rows = given.rows.split(LONGEST_TABLE)
     outer_depth, depth = given.depth.split(LONGEST_TABLE)

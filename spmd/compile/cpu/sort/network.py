@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from spmd.base.record import record
 from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.vector_emitter import attributes_of
 from spmd.compile.native.llvm.vectors import VECTOR_REGISTER, FullVectors, lane_mask, masked_name
 
 # The registers that a network compares, by their number: smaller elements go into the first.
@@ -42,6 +43,16 @@ class Keys(FullVectors):
     def nbytes(self) -> int:
         """The bytes of a key."""
         return self.bits // 8
+
+    @property
+    def lanes(self) -> int:
+        """Keys in a vector."""
+        return self.nbytes_of_vector // self.nbytes
+
+    @property
+    def attributes(self) -> str:
+        """Attributes of functions that compute with these vectors."""
+        return attributes_of(8 * self.nbytes_of_vector)
 
     @property
     def largest(self) -> int:

@@ -13,7 +13,7 @@ from functools import cache
 
 from spmd.compile.native.llvm.compiler import host
 from spmd.compile.native.llvm.function_builder import Function, Value
-from spmd.compile.native.llvm.vectors import Vectors
+from spmd.compile.native.llvm.vectors import vectors
 from spmd.compile.native.program.steps import KernelStep, Slot
 
 # Up to here insertion is quicker than counting.
@@ -32,7 +32,7 @@ SORT, LEAST = "spmd_sort_words", "spmd_least_words"
 @cache
 def sort_text(kept: bool) -> str:
     """The module of the function that sorts, or of that which finds the least words."""
-    attributes = Vectors("f32", host().vector_bytes).attributes
+    attributes = vectors("f32", host().vector_bytes).attributes
     return _least(attributes).text() if kept else _DECLARED + _sort(attributes).text()
 
 

@@ -50,11 +50,12 @@ class CacheWriter:
     def put(self, path: str, payload: bytes) -> None:
         """Have `payload` written to `path`, soon."""
         with self._lock:
+            is_first = not self._waiting  # else the job of another entry writes this one too
             self._nbytes += len(payload) - len(self._waiting.get(path, b""))
             self._waiting[path] = payload
             self._changed = time.monotonic()
             is_full = self._nbytes > MOST_BYTES
-        if not self._worker.submit(self._write_at_rest) or is_full:
+        if is_full or (is_first and not self._worker.submit(self._write_at_rest)):
             self.flush()
 
     def get(self, path: str) -> bytes | None:

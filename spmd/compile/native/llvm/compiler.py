@@ -31,10 +31,10 @@ from spmd.compile.native.llvm.cores import available_cores
 from spmd.compile.native.llvm.linker import UnfamiliarError, link
 from spmd.compile.native.llvm.object_cache import entry_key, object_cache, source_digest
 from spmd.compile.native.llvm.shared_functions import (
+    SHARED,
+    SHARED_PREFIX,
     called_by_code,
     called_by_text,
-    is_shared,
-    is_shared_symbol,
     needs_passes,
     shared_text,
 )
@@ -133,9 +133,9 @@ class Loader:
         batch = Batch(self, streams=False)
         with self._lock:
             for text in texts:
-                batch.add(text, optimize)
+                batch.add(text, optimize=optimize)
             for text in optimized:
-                batch.add(text, True)
+                batch.add(text, optimize=True)
             return batch.finish()
 
     def store_texts(self, texts: Sequence[str], *, optimize: bool = False) -> None:
@@ -316,7 +316,7 @@ class Loader:
         key = self._entries.get((text, optimize))
         if key is None:
             host = self.host
-            if is_shared(text):
+            if text.startswith(SHARED):
                 key = self._shared_key(*sharing.symbols_of(text))
             else:
                 key = entry_key(text, str(optimize), host.cpu, host.features, host.llvm_version)
@@ -383,7 +383,7 @@ class Loader:
         for unit, table in zip(together, tables, strict=True):
             addresses = {s: Address.of(table[s], unit.key, s) for s in unit.symbols}
             self._loaded[unit.key] = addresses
-            self._shared.update((s, a) for s, a in addresses.items() if is_shared_symbol(s))
+            self._shared.update((s, a) for s, a in addresses.items() if s.startswith(SHARED_PREFIX))
         if len(together) < len(units):
             self._link([u for u in units if u.key not in self._loaded])
 
@@ -420,8 +420,12 @@ class Batch:
         self._streams = streams and self._team.has_helpers
         self._begun: list[Sequence[Source]] = []
 
-    def add(self, text: str, optimize: bool = False) -> None:
-        """Take a text, as `Loader.compile_texts` does."""
+    def add(self, *texts: str, optimize: bool = False) -> None:
+        """Take texts, as `Loader.compile_texts` does."""
+        for text in texts:
+            self._add(text, optimize)
+
+    def _add(self, text: str, optimize: bool) -> None:
         source = text, optimize
         if source in self._wanted:
             return
@@ -431,7 +435,7 @@ class Batch:
             return
         for symbol in called_by_text(text):
             if symbol not in sharing.symbols_of(text):
-                self.add(shared_text(symbol), needs_passes(symbol))
+                self._add(shared_text(symbol), needs_passes(symbol))
         self._new[source] = key
         self._home[source] = loader._stored(source, key, self._units)
         if self._home[source] is not None:

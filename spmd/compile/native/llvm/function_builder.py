@@ -400,6 +400,22 @@ class Function:
         self._open = False
 
 
+class Words(dict[str, Value]):
+    """The named numbers of 8 bytes each that lie one after the other in memory.
+
+    A function reads each where it is used.
+    """
+
+    def __init__(self, function: Function, where: Value, names: Sequence[str]):
+        super().__init__()
+        self._function = function
+        self._where = where
+        self._offsets = {name: 8 * k for k, name in enumerate(names)}
+
+    def __missing__(self, name: str) -> Value:
+        return self._function.load("i64", self._where, self._offsets[name])
+
+
 class Else:
     """The second half of an `if_else` block."""
 

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from spmd.base.background import start_thread
 from spmd.base.config import config
 from spmd.base.fork import after_fork_in_child, enter_before_forks
-from spmd.compile.native.llvm.shared_functions import is_shared
+from spmd.compile.native.llvm.shared_functions import SHARED
 
 # A text, and whether it needs the few passes.
 Source: TypeAlias = tuple[str, bool]
@@ -106,8 +106,8 @@ def into_units(texts: Sequence[Source], cores: int) -> list[list[Source]]:
     are by themselves: a program that needs one does not read others that another program needed.
     """
     control = [t for t in texts if is_control(t)]
-    shared = [t for t in texts if is_shared(t[0])]
-    others = [t for t in texts if not is_control(t) and not is_shared(t[0])]
+    shared = [t for t in texts if t[0].startswith(SHARED)]
+    others = [t for t in texts if not is_control(t) and not t[0].startswith(SHARED)]
     work = sum(map(work_of, others))
     most = max(min(int(work / LEAST_UNIT), UNITS_PER_WORKER * cores), cores)
     # Control is mostly one group: a fraction of any other.
@@ -152,7 +152,7 @@ class Stream:
             self.open.append(source)
             return None
         work = work_of(source)
-        if work >= self._enough or is_shared(source[0]):
+        if work >= self._enough or source[0].startswith(SHARED):
             # By itself: the open texts are left for a thread that is idle in the end.
             return self._closed([source])
         symbols = symbols_of(source[0])

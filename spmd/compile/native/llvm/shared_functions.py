@@ -13,11 +13,11 @@ import re
 
 from spmd.base.digest import blake2b
 
-# The first line of such a text.
+# The first line of such a text, and the beginning of its function's symbol.
 SHARED = "; shared"
-_PREFIX = "spmd_shared_"
-_IN_TEXT = re.compile(f"@({_PREFIX}\\w+)")
-_IN_CODE = re.compile(f"\\0({_PREFIX}\\w+)(?=\\0)".encode())
+SHARED_PREFIX = "spmd_shared_"
+_IN_TEXT = re.compile(f"@({SHARED_PREFIX}\\w+)")
+_IN_CODE = re.compile(f"\\0({SHARED_PREFIX}\\w+)(?=\\0)".encode())
 
 _texts: dict[str, str] = {}
 _needing_passes: set[str] = set()
@@ -28,21 +28,11 @@ def share(name: str, text: str, optimize: bool = False) -> str:
 
     `optimize` says that it has stack variables, as to `compile_texts`.
     """
-    symbol = f"{_PREFIX}{name}_{blake2b(text.encode(), digest_size=8).hexdigest()}"
+    symbol = f"{SHARED_PREFIX}{name}_{blake2b(text.encode(), digest_size=8).hexdigest()}"
     _texts.setdefault(symbol, f"{SHARED}\n{text.replace('@SYMBOL', f'@{symbol}')}")
     if optimize:
         _needing_passes.add(symbol)
     return symbol
-
-
-def is_shared(text: str) -> bool:
-    """Whether a text is that of a shared function."""
-    return text.startswith(SHARED)
-
-
-def is_shared_symbol(symbol: str) -> bool:
-    """Whether a symbol is that of a shared function."""
-    return symbol.startswith(_PREFIX)
 
 
 def shared_text(symbol: str) -> str:
@@ -57,11 +47,11 @@ def needs_passes(symbol: str) -> bool:
 
 def called_by_text(text: str) -> list[str]:
     """The symbols of the shared functions that a text names."""
-    return list(dict.fromkeys(_IN_TEXT.findall(text))) if f"@{_PREFIX}" in text else []
+    return list(dict.fromkeys(_IN_TEXT.findall(text))) if f"@{SHARED_PREFIX}" in text else []
 
 
 def called_by_code(code: bytes) -> list[str]:
     """The symbols of the shared functions that object code names."""
-    if _PREFIX.encode() not in code:
+    if SHARED_PREFIX.encode() not in code:
         return []
     return [symbol.decode() for symbol in dict.fromkeys(_IN_CODE.findall(code))]

@@ -346,6 +346,20 @@ class Emitter:
             return str(int(x) * factor)
         return x if factor == 1 else self.set(f"mul i64 {x}, {factor}")
 
+    def extend_index(self, base: str, indices: Sequence[str], factors: Sequence[int]) -> str:
+        """Add multiples of i64 scalars to one."""
+        for x, factor in zip(indices, factors, strict=True):
+            base = self.add_index(base, self.mul_index(x, factor))
+        return base
+
+    def load_vectors(self, pointer: str, element: str, count: int, align: int) -> list[str]:
+        """Read so many vectors of an element type that lie one after the other."""
+        type, places = self.type(element), range(0, count * self.width, self.width)
+        return [
+            self.set(f"load {type}, ptr {self.at(element, pointer, str(k))}, align {align}")
+            for k in places
+        ]
+
     # ---- control flow ----
 
     def start(self, label: str) -> None:

@@ -5,6 +5,8 @@ Products, contractions over windows, sorts and reductions over devices are writt
 
 from __future__ import annotations
 
+from functools import cache
+
 from spmd.base.record import record
 from spmd.compile.native.llvm.function_builder import Function, Value, Variable
 from spmd.compile.native.llvm.vector_emitter import attributes_of
@@ -21,21 +23,10 @@ class FullVectors:
 
     __slots__ = ()
     nbytes_of_vector: int
-
-    @property
-    def element(self) -> str:
-        """The LLVM type of an element."""
-        raise NotImplementedError
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of an element."""
-        raise NotImplementedError
-
-    @property
-    def lanes(self) -> int:
-        """Elements in a vector."""
-        return self.nbytes_of_vector // self.nbytes
+    element: str  # the LLVM type of an element
+    nbytes: int  # of an element
+    lanes: int  # elements in a vector
+    attributes: str  # of functions that compute with these vectors: those of kernels
 
     @property
     def vector(self) -> str:
@@ -46,11 +37,6 @@ class FullVectors:
     def mask(self) -> str:
         """The LLVM type of a choice of lanes."""
         return f"<{self.lanes} x i1>"
-
-    @property
-    def attributes(self) -> str:
-        """Attributes of functions that compute with these vectors: those of kernels."""
-        return attributes_of(8 * self.nbytes_of_vector)
 
     def declarations(self, *stored: str) -> str:
         """Declarations of the masked operations on vectors of these stored types."""
@@ -69,21 +55,26 @@ class Vectors(FullVectors):
 
     carried: str
     nbytes_of_vector: int
+    element: str
+    nbytes: int
+    lanes: int
+    attributes: str
+    symbol: str  # the name that goes into all symbols
 
-    @property
-    def element(self) -> str:
-        """The LLVM type of an element."""
-        return STORED[self.carried]
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of an element."""
-        return NBYTES[self.carried]
-
-    @property
-    def symbol(self) -> str:
-        """The name that goes into all symbols."""
-        return f"{self.carried}_{self.nbytes_of_vector}"
+@cache
+def vectors(carried: str, nbytes_of_vector: int) -> Vectors:
+    """The vectors of a dtype on a machine whose registers have so many bytes."""
+    nbytes = NBYTES[carried]
+    return Vectors(
+        carried,
+        nbytes_of_vector,
+        element=STORED[carried],
+        nbytes=nbytes,
+        lanes=nbytes_of_vector // nbytes,
+        attributes=attributes_of(8 * nbytes_of_vector),
+        symbol=f"{carried}_{nbytes_of_vector}",
+    )
 
 
 def masked_name(operation: str, type: str) -> str:

@@ -465,7 +465,8 @@ def _check_collective(step: Exchange[Slot], devices: int) -> int:
 
 def encoded(program: Program) -> Encoded:
     """A program in words; the kernels of its reductions are compiled."""
-    return Encoder(program, reduce_kernels(needed_reductions(program))).encode()
+    needed = needed_reductions(program)
+    return Encoder(program, reduce_kernels(needed) if needed else {}).encode()
 
 
 def needed_reductions(program: Program) -> list[Reduction]:

@@ -11,10 +11,6 @@ from spmd.base.record import record
 from spmd.compile.native.llvm.compiler import Address
 from spmd.compile.native.program.steps import Step
 
-# Programs estimated below this keep the GIL: releasing and taking it back costs more than what
-# another thread could do meanwhile. A loop whose trips are not known may take any time.
-SHORT_PS = 20_000_000
-
 StepsById: TypeAlias = Sequence[Step] | Mapping[int, Step]
 
 
@@ -33,8 +29,3 @@ class Encoded:
     is_open: bool  # whether only run time knows how long it takes
     parts: tuple[str, ...]  # of the runtime, beside its core
     places: tuple[tuple[int, Address], ...] = ()  # the words that are addresses of compiled code
-
-    @property
-    def is_short(self) -> bool:
-        """Whether the program is not worth letting other threads of Python run beside it."""
-        return self.cost_ps * self.devices < SHORT_PS and not self.is_open

@@ -20,7 +20,7 @@ reads `xs[i]` and writes `ys[i]` in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -325,12 +325,14 @@ def blocks(step: S) -> tuple[tuple[S, ...], ...]:
     return found
 
 
-def walk(steps: Sequence[S]) -> Iterator[S]:
+def walk(steps: Sequence[S]) -> list[S]:
     """All steps in order, those in loops and branches behind theirs."""
+    found: list[S] = []
     for step in steps:
-        yield step
+        found.append(step)
         for block in blocks(step):
-            yield from walk(block)
+            found += walk(block)
+    return found
 
 
 def with_blocks(step: Any, write: Callable[[Any], Iterable[Any]]) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError
@@ -108,6 +109,20 @@ def load_parts(names: Iterable[str], patient: bool = True) -> None:
         elif name not in _parts:
             with _lock:
                 _part(name)
+
+
+@cache
+def warm_up_runtime() -> None:
+    """Begin with the code of most larger programs: the runtime's core, the pool, kernel batches.
+
+    A program that has to be compiled says so first. Nothing happens where the code is on the disk,
+    nor on one core, where this work would delay the program. Entry points are not part of it: the
+    second call of a program comes when it comes, and while larger programs are compiled they need
+    the other core more.
+    """
+    if available_cores() > 1:
+        pool, batch = part_source(POOL), part_source("batch")
+        loader.begin_early({runtime_source(): None, pool: pool_calls, batch: None})
 
 
 def pool_calls() -> PoolCalls:

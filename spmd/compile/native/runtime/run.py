@@ -58,6 +58,10 @@ _MOST_LONG_THREADS = 8
 # A program that takes longer, on one thread, waits for the others where these are being compiled.
 _PATIENT_NS = 1e8
 
+# Programs estimated below this keep the GIL: releasing and taking it back costs more than what
+# another thread could do meanwhile. A loop whose trips are not known may take any time.
+SHORT_PS = 20_000_000
+
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 
@@ -117,9 +121,8 @@ class NativeProgram:
         ]
         # For dispatchers: entry(header_address, frames_address) -> status, to be handed to `fail`
         # when it is not 0.
-        self.entry: Callable[[int, int], int] = (
-            loaded.run_short if encoded.is_short else loaded.run_long
-        )
+        is_short = encoded.cost_ps * devices < SHORT_PS and not encoded.is_open
+        self.entry: Callable[[int, int], int] = loaded.run_short if is_short else loaded.run_long
         self.header_address = _address(self._header)
         self.frame_words = devices * encoded.bases
         # The report of a failed run follows the frames: the step, and a word per device.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
-from spmd.compile.expressions.group_kernel import NO_DIM, Space
-from spmd.compile.expressions.index_map import Index, dim
+from spmd.compile.expressions.group_kernel import Space
+from spmd.compile.expressions.index_map import NO_DIM, Index, dim
 from spmd.core.ir import Eqn
 
 # A group's inner dims, the sizes of its dims, its root's index, all dims that count, outer ones.

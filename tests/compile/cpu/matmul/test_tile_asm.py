@@ -10,7 +10,7 @@ from spmd.compile.cpu.matmul.tile_asm import can_assemble
 from spmd.compile.cpu.matmul.tile_ir import Tile
 from spmd.compile.native.llvm.compiler import Host, Loader, loader
 from spmd.compile.native.llvm.modules import is_control, symbols_of
-from spmd.compile.native.llvm.vectors import Vectors
+from spmd.compile.native.llvm.vectors import vectors
 
 WIDE, NARROW = 64, 32
 DTYPES = {"f32": np.float32, "f64": np.float64}
@@ -43,7 +43,7 @@ def function_of(tile: Tile, own: Loader):
 @pytest.mark.parametrize("vector_bytes", TILES)
 def test_tiles_have_the_bits_of_those_of_llvm(vector_bytes, carried, masked, loaders):
     rng = np.random.default_rng(vector_bytes)
-    v, dtype = Vectors(carried, vector_bytes), DTYPES[carried]
+    v, dtype = vectors(carried, vector_bytes), DTYPES[carried]
     for rows, width, steps in TILES[vector_bytes]:
         shape = (v, rows, width, masked, steps)
         functions = [
@@ -77,7 +77,7 @@ def test_tiles_have_the_bits_of_those_of_llvm(vector_bytes, carried, masked, loa
 
 def test_registers_of_the_caller_are_as_they_were(loaders):
     """All rows and columns of a product of the widest tiles, called by code of LLVM."""
-    v = Vectors("f32", WIDE)
+    v = vectors("f32", WIDE)
     made = Tile(v, 8, 3, True, 1, True).text()
     pushed = [line.split("%")[1] for line in made.split('"') if line.startswith("push")]
     popped = [line.split("%")[1] for line in made.split('"') if line.startswith("pop")]
@@ -87,7 +87,7 @@ def test_registers_of_the_caller_are_as_they_were(loaders):
 
 
 def test_assembly_needs_no_decisions_of_llvm():
-    tile = Tile(Vectors("f32", WIDE), 6, 4, False, 2, True)
+    tile = Tile(vectors("f32", WIDE), 6, 4, False, 2, True)
     assert is_control((tile.text(), True))
     assert symbols_of(tile.text()) == (tile.symbol,)
 

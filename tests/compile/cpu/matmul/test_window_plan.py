@@ -19,7 +19,7 @@ from spmd.compile.kernel.window_contraction import (
     interpret_contraction,
 )
 from spmd.compile.native.llvm.compiler import Host, compile_texts, host
-from spmd.compile.native.llvm.vectors import Vectors
+from spmd.compile.native.llvm.vectors import vectors
 from spmd.compile.native.program.steps import Program, Slot
 from spmd.compile.native.runtime.run import build_program
 
@@ -90,11 +90,11 @@ def test_native_contractions_give_the_values_of_the_interpreter(dtype, sizes):
 
 
 def test_panels_are_wide_where_columns_fill_them():
-    wide, narrow = Vectors("f32", 64), Vectors("f32", 32)
+    wide, narrow = vectors("f32", 64), vectors("f32", 32)
     assert [panel_width(wide, n) for n in (1, 32, 64, 70, 96, 100, 112, 128)] == [
         *(2, 2, 4, 2, 2, 4, 4, 4)
     ]
-    assert panel_width(Vectors("f64", 64), 32) == 4 and panel_width(narrow, 64) == 2
+    assert panel_width(vectors("f64", 64), 32) == 4 and panel_width(narrow, 64) == 2
     for v in (wide, narrow):
         for width in {panel_width(v, 64), 2}:
             # The sums, a row of B and an element of A have a register each.
