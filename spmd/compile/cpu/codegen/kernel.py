@@ -127,7 +127,10 @@ def _bodies(plan: Plan, module: Module, stream_from: int) -> tuple[str, str]:
     """Return functions that the kernel calls, and its own body."""
     if not plan.units:
         return "", _EMPTY
-    streams = streamed(plan, stream_from)
+    # Elements have 16 bytes at most: small kernels need no closer look.
+    stores = sum(len(step.stores) for step in plan.kernel.passes)
+    most = 16 * math.prod(plan.kernel.sizes) * stores
+    streams = streamed(plan, stream_from) if most >= stream_from else {}
     if not streams:
         return "", Nest(plan, module).function()
     return either_text(
