@@ -442,7 +442,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no function": ({"lower_fn": 3}, ArgumentError, "returned 3 as lower_fn; return a function"),
     "a spec": (
         {"result": lambda mesh: P("x")}, ShardingError,
-        r"result_shardings, which for array 0 PartitionSpec\('x'\), which is no NamedSharding",
+        r"result_shardings, which for array 0 P\('x',\), which is no NamedSharding",
     ),
     "another structure": (
         {"args": over("x")}, PytreeError, "arg_shardings.* must be a tuple with 1 children",
