@@ -22,12 +22,18 @@ from spmd.lax.control_cond import named_switch
 from spmd.lax.convert import convert_element_type
 from spmd.lax.logic import eq
 
+_CHECKS = frozenset(("check",))
 CALLBACKS: tuple[Primitive, ...] = (pure_callback_p, io_callback_p, debug_callback_p)
 
 
 def calls_once(eqn: Eqn) -> bool:
     """Whether an equation is a call of Python whose results the first device can hand out."""
     return eqn.prim in CALLBACKS and not any(v.aval.dtype.names for v in eqn.outvars)
+
+
+def is_check(eqn: Eqn) -> bool:
+    """Whether an equation checks a value, as `checkify.check` does, and has no results."""
+    return eqn.effects == _CHECKS and not eqn.outvars
 
 
 def write_callback(eqn: Eqn, operands: Sequence[Any], sizes: Mapping[Any, int]) -> list[Any]:

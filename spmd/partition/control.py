@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.collectives.axis import pcast_p
-from spmd.core.aval import ShapedArray, typeof
+from spmd.core.aval import NO_AXES, ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.explicit import match_sharding
 from spmd.core.ir import Eqn
@@ -65,9 +65,11 @@ def _write_partly_manual(
     """The body of a map on shards, which are split further along the compiler's axes."""
     body, (inner,) = eqn.params["jaxpr"], scope.inner[k]
     inside = [inner.cells[v] for v in body.jaxpr.invars]
+    # Where the body had no types, nothing is known to be equal on all devices.
+    axes = NO_AXES if inner.sizes else frozenset(eqn.params["manual"])
     with asked():
         parts = [
-            _varying(x.read(_shard_split(spec, cell), sizes, unreduced_of(eqn, spec)), aval)
+            _varying(x.read(_shard_split(spec, cell), sizes, unreduced_of(eqn, spec)), aval, axes)
             for x, spec, cell, aval in zip(
                 operands, eqn.params["in_specs"], inside, body.in_avals, strict=True
             )
@@ -92,10 +94,10 @@ def _shard_split(spec: PartitionSpec, cell: Cell) -> Split:
     return tuple((*spec.axes_of(d), *axes) for d, axes in enumerate(cell.axes))
 
 
-def _varying(x: Any, aval: ShapedArray) -> Any:
-    """A part that varies over the axes of its type in the body of a map."""
+def _varying(x: Any, aval: ShapedArray, axes: frozenset[Any] = NO_AXES) -> Any:
+    """A part that varies over the axes of its type in the body of a map, and over others."""
     have = typeof(x).vma
-    return cast_to_vma(x, have | aval.vma, have)
+    return cast_to_vma(x, have | aval.vma | axes, have)
 
 
 def _write_while(

@@ -21,7 +21,8 @@ from spmd.lax.array import full, squeeze_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.lax.scatter import scatter_add_p
 from spmd.lax.slicing import pad_p
-from spmd.partition.callbacks import calls_once, write_callback
+from spmd.partition.callbacks import calls_once, is_check, write_callback
+from spmd.partition.checks import write_check
 from spmd.partition.halos import HALO
 from spmd.partition.indexing import ROWS
 from spmd.partition.kinds import Kind
@@ -54,8 +55,10 @@ def write_equation(
     """
     rule = kind.rule
     if rule is None:
+        if is_check(eqn):
+            return write_check(eqn, operands, sizes)
         parts = [x.read(unsplit(x.cell), sizes) for x in operands]
-        if calls_once(eqn):
+        if sizes and calls_once(eqn):
             outs = write_callback(eqn, parts, sizes)
         else:
             found = eqn.prim.bind(*parts, **eqn.params)

@@ -14,12 +14,13 @@ from spmd.base.source import UNKNOWN
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Var, subjaxprs
 from spmd.core.rewrite import close
 from spmd.lax.convert import convert_element_type
-from spmd.partition.callbacks import calls_once
+from spmd.partition.callbacks import calls_once, is_check
 from spmd.partition.control import STRUCTURAL
 from spmd.partition.equations import write_equation
 from spmd.partition.loops import split_iterations
 from spmd.partition.propagate import Cell, Plan, Scope, Split, called_jaxpr, even
 from spmd.partition.unasked import Watch, here, watching
+from spmd.partition.untyped_maps import with_typed_maps
 from spmd.partition.values import Sizes, Value, literal, values_of, whole
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.manual_sums import aval_with_sets
@@ -40,6 +41,7 @@ def partition(
     A spec that is None is left to propagation. None if the program has effects outside of maps
     that are no callbacks, or maps that are not over this mesh. The plan is added to `plans`.
     """
+    closed = with_typed_maps(closed, mesh)
     if not _can_partition(closed, mesh):
         return None
     plan = Plan(closed, mesh)
@@ -132,7 +134,7 @@ def as_spec(split: Split, in_full: bool = False) -> PartitionSpec:
 
 
 def _can_partition(closed: ClosedJaxpr, mesh: Mesh) -> bool:
-    """Whether all maps of a program are over the mesh, and only callbacks else have effects."""
+    """Whether all maps of a program are over the mesh, and only calls and checks have effects."""
     nested = closed.jaxpr.nested
     for eqn in closed.eqns:
         prim = eqn.prim
@@ -144,7 +146,7 @@ def _can_partition(closed: ClosedJaxpr, mesh: Mesh) -> bool:
             continue
         call = called_jaxpr(eqn)
         inner = [call] if call is not None else _held(eqn) if eqn in nested else []
-        if eqn.effects and not inner and not calls_once(eqn):
+        if eqn.effects and not inner and not calls_once(eqn) and not is_check(eqn):
             return False
         if not all(_can_partition(found, mesh) for found in inner):
             return False

@@ -232,9 +232,9 @@ def test_maps_over_different_meshes_stay_apart():
     np.testing.assert_allclose(spmd.jit(f)(W, X), expected, rtol=1e-5)
 
 
-def test_pmap_inside_stays_apart():
+def test_a_pmap_inside_is_a_map_of_the_same_program():
     def f(x: Any) -> Any:
         return spmd.pmap(lambda x: lax.psum(x, "i"), axis_name="i")(x) + 1
 
-    assert isinstance(program(f, X[:4]), Executable)
+    assert isinstance(program(f, X[:4]), MeshProgram)
     np.testing.assert_allclose(spmd.jit(f)(X[:4]), np.tile(X[:4].sum(0), (4, 1)) + 1, rtol=1e-5)

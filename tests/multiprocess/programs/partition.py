@@ -10,7 +10,7 @@ import numpy as np
 
 import spmd
 import spmd.numpy as snp
-from spmd import lax
+from spmd import checkify, lax
 from tests.partition.programs import draw, draw_spec
 
 
@@ -34,6 +34,42 @@ STRATEGIES: dict[str, Callable[[Any], Any]] = {
     ),
     "a sum in a scan": lambda a: lax.scan(lambda c, r: (c + r * r, r[0]), snp.zeros(12), a),
 }
+
+
+def untyped_maps(mesh: spmd.Mesh, x: np.ndarray, y: Any) -> None:
+    """A map without types, whose rows all ranks add up, with work around it."""
+    axes, count = mesh.axis_names, mesh.size
+
+    def body(a: Any) -> Any:
+        return a * lax.axis_index(axes) + lax.psum(a, axes)
+
+    rows = spmd.P(axes)
+    total = spmd.shard_map(body, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+    blocks = 2 * x.reshape(count, -1, x.shape[1])
+    place = np.arange(count, dtype=np.float32)[:, None, None]
+    expected = (blocks * place + blocks.sum(0)).reshape(x.shape) + 1
+    check(spmd.jit(lambda a: total(a * 2) + 1)(y), expected, "a map without types")
+
+
+def checks(x: np.ndarray, y: Any) -> None:
+    """All ranks stop at the check that fails first, with the same words."""
+
+    def f(a: Any, least: Any) -> Any:
+        checkify.check(snp.all(a >= -1), "the first, {m}", m=snp.min(a))
+        b = a * 2
+        checkify.check(snp.all(b >= least), "the second, {b}", b=b[:2, :3])
+        checkify.check(snp.all(b > 1), "the third, {b}", b=b)
+        return b
+
+    texts = f"the second, {(2 * x)[:2, :3]}", f"the third, {2 * x}"
+    for least, words in zip((5, 0), texts, strict=True):
+        try:
+            spmd.jit(f)(y, least)
+        except checkify.CheckError as error:
+            assert words in str(error), (str(error), words)
+        else:
+            raise AssertionError(words)
+    check(spmd.jit(f)(y + 1, 0), (x + 1) * 2, "checks that hold")
 
 
 def main(programs: int) -> None:
@@ -69,6 +105,8 @@ def main(programs: int) -> None:
         check(spmd.jit(f)(y), spmd.jit(f)(x), name)
     for name, f in STRATEGIES.items():
         check(spmd.jit(f)(y), spmd.jit(f)(x), name)
+    untyped_maps(mesh, x, y)
+    checks(x, y)
     if spmd.process_index() == 0:
         print(f"partitioned over {spmd.process_count()} ranks, {count} devices: all right")
 
