@@ -15,6 +15,7 @@ from spmd.collectives.axis import axis_index_p
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import NO_EFFECTS, ClosedJaxpr, Eqn, Literal, Var, all_eqns
 from spmd.lax.arithmetic import add_p, mul_p
+from spmd.sharding.operand_layouts import axes_over
 from spmd.sharding.shard_map_rules import shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec
 
@@ -39,8 +40,9 @@ def _is_untyped(eqn: Eqn) -> bool:
 
 
 def _typed(eqn: Eqn, mesh: Mesh) -> Eqn:
-    names = _names(eqn.params["mesh"], mesh)
-    if names is None:
+    own: Mesh = eqn.params["mesh"]
+    names = axes_over(mesh, own)
+    if len(names) < len(own.axis_names):
         return eqn
     renamed = {
         "jaxpr": _each(eqn.params["jaxpr"], lambda inner: _renamed(inner, names, mesh)),
@@ -51,24 +53,6 @@ def _typed(eqn: Eqn, mesh: Mesh) -> Eqn:
         "manual": mesh.axis_names,
     }
     return eqn.replace(params=eqn.params | renamed)
-
-
-def _names(own: Mesh, mesh: Mesh) -> Names | None:
-    """Which axes of a mesh lie along the same devices as each axis of a map's own."""
-    if own.flat_devices() != mesh.flat_devices():
-        return None
-    left = list(mesh.shape.items())
-    found: dict[Any, tuple[Any, ...]] = {}
-    for name, size in own.shape.items():
-        axes, count = [], 1
-        while count < size and left:
-            axis, length = left.pop(0)
-            axes.append(axis)
-            count *= length
-        if count != size:
-            return None
-        found[name] = tuple(axes)
-    return found
 
 
 def _spec(spec: PartitionSpec, names: Names) -> PartitionSpec:

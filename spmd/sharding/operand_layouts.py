@@ -38,7 +38,7 @@ def spec_over(mesh: Mesh, sharding: NamedSharding) -> PartitionSpec | None:
         return spec
     if not isinstance(other, Mesh):
         return None
-    axes = _axes_over(mesh, other)
+    axes = axes_over(mesh, other)
     if any(a not in axes for a in (*spec.all_axes(), *spec.unreduced)):
         return None
     if spec.unreduced and any(len(real) > 1 for real in axes.values()):
@@ -55,7 +55,7 @@ def spec_over(mesh: Mesh, sharding: NamedSharding) -> PartitionSpec | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _axes_over(mesh: Mesh, other: Mesh) -> dict[Any, tuple[Any, ...]]:
+def axes_over(mesh: Mesh, other: Mesh) -> dict[Any, tuple[Any, ...]]:
     """Those axes of a mesh of the same devices along which devices lie as along axes of this one.
 
     Position `k` along an axis of `other` is position `k`, row-major, along the axes given for it.

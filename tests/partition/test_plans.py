@@ -430,14 +430,16 @@ def test_callbacks_see_whole_values_once(capfd):
 def test_a_constraint_over_another_mesh_is_an_error_or_the_same_layout():
     mesh = auto_mesh((2, 2), ("x", "y"))
     renamed, line = auto_mesh((2, 2), ("a", "b")), auto_mesh((4,), ("z",))
+    pair = auto_mesh((2,), ("z",))
 
     def f(grid: Any, *spec: Any) -> Any:
         place = NamedSharding(grid, P(*spec))
         return spmd.jit(lambda a: lax.with_sharding_constraint(a * 2, place))(put(A, mesh, "x"))
 
     assert f(renamed, None, "b").sharding.spec == P(None, "y")
+    assert f(line, "z").sharding.spec == P(("x", "y"))
     with pytest.raises(spmd.errors.ShardingError, match=r"constrained to .*'z'.* over one mesh"):
-        f(line, "z")
+        f(pair, "z")
 
 
 def test_a_closed_over_array_stays_where_it_is():
