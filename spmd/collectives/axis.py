@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from spmd.collectives.groups import NO_IMPL, NOT_PARTITIONED, names_of
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import axis_frame, size_of, vma_hooks
 from spmd.core.explicit import hooks
-from spmd.core.primitive import Primitive, Refused, linear
+from spmd.core.primitive import Primitive, Refused, dims, linear
 from spmd.core.trace import unchanged
-from spmd.lax.arithmetic import add, mul
+from spmd.lax.arithmetic import add, div, mul
 from spmd.lax.array import iota
 
 if TYPE_CHECKING:
@@ -144,6 +145,38 @@ pvary_p = Primitive(
     dims=NOT_PARTITIONED,
     vma=lambda avals, params: avals[0].vma | frozenset(params["axes"]),
     members=lambda operands, **_: operands,
+)
+
+
+# ---- unvary ------------------------------------------------------------------------------------
+
+
+def unvary(x: Any, axes: tuple[Any, ...]) -> Any:
+    """A value that its user says is equal along axes over which its type varies."""
+    varying = tuple(a for a in axes if a in typeof(x).vma)
+    if not varying:
+        return x
+    size = math.prod(axis_frame(a).size for a in varying)
+    return unvary_p.bind(x, axes=varying, size=size)
+
+
+def _unvary_transpose(ct: Any, x: Any, *, axes: Any, size: int) -> Any:
+    # Where all devices have the value it is their mean: each has its share of the cotangent.
+    share = div(ct, np.asarray(size, typeof(ct).dtype)[()])
+    missing = tuple(a for a in axes if a not in typeof(share).vma)
+    return [pvary_p.bind(share, axes=missing) if missing else share]
+
+
+# `size` is the number of devices along the axes.
+unvary_p = Primitive(
+    "unvary",
+    abstract=lambda x, *, axes, size: x,
+    impl=lambda xp, x, *, axes, size: x,
+    jvp=linear,
+    transpose=_unvary_transpose,
+    batch=lambda axis, operands, at, **params: (unvary_p.bind(operands[0], **params), at[0]),
+    dims=lambda x, *, axes, size: dims([range(x.ndim)], [range(x.ndim)]),
+    vma=lambda avals, params: avals[0].vma - frozenset(params["axes"]),
 )
 
 

@@ -84,7 +84,7 @@ class Lockstep:
         if prim.name == "axis_index":
             name = params["axis_name"]
             return [np.asarray(self.positions[k][name], np.int32) for k in self.local]
-        if prim.name in ("pvary", "pcast"):
+        if prim.name in ("pvary", "pcast", "unvary"):
             return operands[0]
         if prim.members is not None:
             return self._collective(prim, operands[0], params)

@@ -2,7 +2,8 @@
 
 A call checks its arguments against the specs, traces the per-device code once for their types, and
 binds the primitive of `shard_map_rules`. Types say over which mesh axes a value varies, and casts
-are inserted where unvarying meets varying; `check_vma=False` does without.
+are inserted where unvarying meets varying; `check_vma=False` does without, unless the map leaves
+axes to the compiler: then types stay, and what out_specs say is taken on trust (`unvary`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from spmd.base.tree import (
     tree_unflatten,
 )
 from spmd.base.util import MISS, WeakCache, function_name
+from spmd.collectives.axis import unvary
 from spmd.core.argument_names import (
     check_arrays,
     check_axis_name_free,
@@ -122,10 +124,10 @@ def shard_map(
     dims. Global shape (8, 4) with `P("x")` over 4 devices is (2, 4) inside `f`; dtypes are those of
     `f`. Without `in_specs` the types of the arguments say it, along `Explicit` axes. `mesh` is by
     default that of the surrounding `with mesh:`. An output whose spec leaves out an axis must be
-    equal along it, which `check_vma` verifies while tracing. `axis_names` are the axes along which
-    `f` sees shards, by default all. Along the others its values are whole, and the compiler, or
-    their types, say how they lie: specs do not name them, and collectives cannot. Without `f` this
-    is a decorator.
+    equal along it, which `check_vma` verifies while tracing; `check_vma=False` takes it on trust.
+    `axis_names` are the axes along which `f` sees shards, by default all. Along the others its
+    values are whole, and the compiler, or their types, say how they lie: specs do not name them,
+    and collectives cannot. Without `f` this is a decorator.
 
     Raises `ShardingError` if a dim cannot be split evenly, if a spec names an axis that is unknown
     or left to the compiler, if a type says otherwise, if an output may vary along an axis that its
@@ -169,11 +171,6 @@ def shard_map(
                 "it inside `with mesh:`"
             )
         manual = _manual_axes(f, grid, axis_names)
-        if manual is not None and not check_vma:
-            raise ShardingError(
-                f"{current_source()}: shard_map({function_name(f)}): axis_names={axis_names!r} "
-                "leaves axes to the compiler, which needs types: leave check_vma=False out"
-            )
         return _call(f, grid, in_specs, out_specs, check_vma, args, fast, manual)
 
     return mapped
@@ -221,7 +218,9 @@ def _call(
     manual: Manual = None,
 ) -> Any:
     what = f"shard_map({function_name(f)})"
-    kind = "manual" if check_vma else "pmap"
+    # A map that leaves axes to the compiler has types, which its results need not keep.
+    trusts = manual is not None and not check_vma
+    kind = "manual" if check_vma or trusts else "pmap"
     flat, in_tree = tree_flatten(args)
     names = leaf_names(f, args)
     check_arrays(what, names, flat)
@@ -238,13 +237,15 @@ def _call(
     for axis in axes_of_map(mesh, manual):
         check_axis_name_free(what, axis, [frame.name for frame in state.axes])
     if runs_eagerly() and current_lockstep() is None:
+        kind = "pmap" if trusts else kind
         return _run_eagerly(f, what, mesh, (in_tree, avals, specs), out_specs, kind, flat, manual)
-    around = (kind, state.axes, config.tracing)
+    around = (kind, trusts, state.axes, config.tracing)
     key = (mesh, tuple(specs), tuple(avals), in_tree, _spec_key(out_specs), around, manual)
     entries = _traced.of(f)
     found = entries.get(key)
     if found is None:
-        found = _trace(f, what, mesh, (in_tree, avals, specs), out_specs, kind, args, manual)
+        ins = in_tree, avals, specs
+        found = _trace(f, what, mesh, ins, out_specs, kind, args, manual, trusts)
         if not found[1]:
             entries[key] = found
     closed, consts, out_tree, wanted = found
@@ -335,6 +336,7 @@ def _trace(
     kind: str,
     args: Any,
     manual: Manual,
+    trusts: bool,
 ) -> tuple[ClosedJaxpr, list[Any], Any, list[PartitionSpec]]:
     in_tree, avals, specs = ins
     trees: list[Any] = []
@@ -342,7 +344,7 @@ def _trace(
     def flat(*xs: Any) -> list[Any]:
         outs, tree = tree_flatten(f(*tree_unflatten(in_tree, xs)))
         trees[:] = [tree]
-        return outs
+        return _trusted(what, out_specs, tree, outs, axes_of_map(mesh, manual)) if trusts else outs
 
     local = [piece_aval(a, s, mesh, kind, manual) for a, s in zip(avals, specs, strict=True)]
     debug = debug_info(f, args)
@@ -353,7 +355,7 @@ def _trace(
     finally:
         scope.leave(before)
     closed, consts = hoist_tracers(closed)
-    if not is_inside_map() and is_suspect(closed):
+    if not trusts and not is_inside_map() and is_suspect(closed):
         outside = [Given(frozenset(x.vma), "a value from outside") for x in map(typeof, consts)]
         flat_args = tree_flatten(args)[0]
         inputs = [
@@ -364,6 +366,17 @@ def _trace(
     out_tree = trees[0]
     wanted = _checked_outputs(what, out_specs, out_tree, closed.out_avals, mesh, manual)
     return vary_outputs(closed, wanted, mesh, kind, manual), consts, out_tree, wanted
+
+
+def _trusted(
+    what: str, out_specs: Any, tree: TreeDef, outs: Sequence[Any], axes: Sequence[Any]
+) -> list[Any]:
+    """Outputs that are equal along the axes of which their specs do not speak: the user says so."""
+    specs = _flat_out_specs(what, out_specs, tree_unflatten(tree, list(range(tree.num_leaves))))
+    return [
+        unvary(x, tuple(a for a in axes if a not in spec.varying_axes()))
+        for x, spec in zip(outs, specs, strict=True)
+    ]
 
 
 def _given(x: Any, spec: PartitionSpec, mesh: Mesh, name: str, kind: str) -> Given:

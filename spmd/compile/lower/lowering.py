@@ -46,7 +46,7 @@ AIMS: dict[str, Aim] = {}
 
 # Results that are an operand's bytes under another type: nothing is done for them.
 ALIASES = frozenset(
-    ("reshape", "squeeze", "copy", "stop_gradient", "name", "pvary", "sharding_constraint")
+    "reshape squeeze copy stop_gradient name pvary unvary sharding_constraint".split()
 )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from spmd.base.dtypes import is_small
 from spmd.base.record import record
-from spmd.collectives.axis import pcast_p, pvary_p
+from spmd.collectives.axis import pcast_p, pvary_p, unvary_p
 from spmd.compile.expressions.scalar_ops import ENTRIES
 from spmd.compile.passes.algebra import (
     PRODUCERS,
@@ -85,7 +85,7 @@ class _Simplifier:
             ins, facts = writer.read_all(eqn.invars), facts_of(eqn)
             has_literal = Literal in map(type, ins)
             if len(eqn.outvars) == 1 and not eqn.effects:
-                if eqn.prim in (pcast_p, pvary_p):  # types have done their work
+                if eqn.prim in (pcast_p, pvary_p, unvary_p):  # types have done their work
                     writer.define(eqn.outvars[0], ins[0])
                     continue
                 found = self.rewrite(eqn, ins, facts, has_literal)

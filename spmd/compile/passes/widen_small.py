@@ -25,7 +25,7 @@ _MOVES = frozenset(
     "broadcast_in_dim reshape permute_dims optimization_barrier name convert_element_type "
     "bitcast_convert_type stop_gradient copy select_n concatenate split squeeze rev cond slice pad "
     "scan gather scatter dynamic_slice dynamic_update_slice while sharding_constraint shard_alike "
-    "all_gather all_to_all pvary pcast ppermute reshard to_auto pure_callback io_callback "
+    "all_gather all_to_all pvary unvary pcast ppermute reshard to_auto pure_callback io_callback "
     "debug_callback shard_map custom_linear_solve".split()
 )
 

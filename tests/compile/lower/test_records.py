@@ -8,6 +8,7 @@ import pytest
 from spmd import lax
 from spmd.base import dtypes
 from spmd.base.config import config
+from spmd.collectives import exchange  # noqa: F401  a primitive that few programs use
 from spmd.compile.executable.executable import compile_jaxpr
 from spmd.compile.expressions.expression import REDUCTIONS, SCANS
 from spmd.compile.expressions.index_map import MOVES

@@ -69,6 +69,11 @@ def main() -> None:
         sums(X, W)
         total = spmd.shard_map(lambda x: lax.psum(x, "x"), out_specs=P(), axis_names={"x"})
         check(spmd.jit(total)(x), X.reshape(count // split, -1, 12).sum(0), "a partly manual map")
+        rows = lambda x: lax.all_gather(snp.sin(x), "x", tiled=True)  # noqa: E731
+        whole = spmd.shard_map(rows, out_specs=P(), axis_names={"x"}, check_vma=False)
+        check(spmd.jit(whole)(x), np.sin(X), "a map whose results are trusted")
+        slope = spmd.jit(spmd.grad(lambda x: (whole(x) ** 2).sum()))(x)
+        check(slope, 2 * np.sin(X) * np.cos(X), "its gradient")
     if spmd.process_index() == 0:
         print(f"explicit over {spmd.process_count()} ranks, {count} devices: all right")
 
