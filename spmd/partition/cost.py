@@ -13,10 +13,11 @@ from spmd.core.aval import ShapedArray
 from spmd.core.primitive import Dims, Primitive
 from spmd.lax.conv import conv_general_dilated_p
 from spmd.lax.dot import dot_general_p
-from spmd.partition.halos import HALO, Windows
+from spmd.partition.halos import HALO, Windows, are_far
 from spmd.partition.indexing import ROWS, SLICES
 from spmd.partition.propagate import Axes, Split
 from spmd.partition.rules import COMBINED, KEPT, may_be_uneven, may_split
+from spmd.partition.shifts import rows_lacking
 
 # Seconds to move a byte from device to device, to begin an exchange, for one multiply-add of a
 # product and for one element of anything else.
@@ -138,12 +139,14 @@ class Choice:
 
     def _fits(self, label: int, count: int) -> bool:
         """Whether the dims with a label can be split in `count` parts, if need be uneven ones."""
-        for window in self.windows.get(label, {}).values():
-            if window.exchanges(count)[0] < 0:
+        windows = self.windows.get(label, {})
+        far = are_far(windows)
+        for window in windows.values():
+            if not far and window.exchanges(count)[0] < 0:
                 return False
         if not any(size % count for size in self.extent[label]):
             return True
-        large = min(self.extent[label]) >= count
+        large = (max if far else min)(self.extent[label]) >= count
         return large and label not in self.closed and may_be_uneven(self.prim, self.rule, label)
 
     def _halos(self, label: int, count: int, chosen: Mapping[int, set[object]]) -> float:
@@ -153,7 +156,14 @@ class Choice:
         """
         seconds = 0.0
         others = {k: axes for k, axes in chosen.items() if k != label}
-        for k, window in self.windows[label].items():
+        far = are_far(self.windows[label])
+        if far:
+            window = next(iter(self.windows[label].values()))
+            aval, labels, _ = self.results[0]
+            parts = math.prod(self.sizes[a] for n in labels for a in others.get(n, ()))
+            rows = rows_lacking(list(self.windows[label].values()), count)
+            seconds += EXCHANGE + BYTE * aval.nbytes / window.results * rows / parts
+        for k, window in () if far else self.windows[label].items():
             aval, labels, _ = self.operands[k]
             permutes, rows = window.exchanges(count)
             parts = math.prod(self.sizes[a] for n in labels for a in others.get(n, ()))

@@ -6,6 +6,7 @@ that it lacks, its *halos*, from the devices before and behind it, by one `pperm
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ from spmd.lax.reduce_window import (
     reduce_window_sum_p,
 )
 from spmd.lax.slicing import pad, pad_p, slice_in_dim, slice_p
+from spmd.partition.shifts import shifted
 
 Axes = tuple[Any, ...]
 Sizes = Mapping[Any, int]
@@ -43,6 +45,8 @@ Windows = dict[int, dict[int, "Window"]]
 HALO = 400
 # Halos may be this share of a dim; of larger ones the whole dim is as cheap.
 _SHARE = 4
+# Rows that go farther do so by one exchange, if they are at least this share of the other rows.
+_FEW = 16
 
 
 @record
@@ -70,6 +74,12 @@ class Window:
         drift = abs(self.rows * self.base - self.results * self.stride)
         enough = self.results * _SHARE >= self.rows > 0  # few results are read as a sum
         return enough and _SHARE * max(moved, drift) <= self.rows * self.base
+
+    def is_shift(self) -> bool:
+        """Whether result rows are rows at a fixed distance, and neither are few of the others."""
+        steps = self.stride, self.span, self.base
+        enough = self.results * _FEW >= self.rows > 0 and self.rows * _FEW >= self.results
+        return steps == (1, 1, 1) and not self.is_summed and enough
 
     def parts(self, count: int) -> tuple[int, int]:
         """The rows of an operand's and of a result's part on one of `count` devices."""
@@ -112,7 +122,17 @@ def windows_of(eqn: Eqn) -> Windows:
     if find is None or eqn.prim is concatenate_p:
         return {} if find is None else find(eqn, out)
     found = find(eqn, eqn.invars[0].aval.shape, out)
-    return {d: {0: window} for d, window in found.items() if window.is_small()}
+    shifts = eqn.prim in (pad_p, slice_p)
+    return {
+        d: {0: window}
+        for d, window in found.items()
+        if window.is_small() or (shifts and window.is_shift())
+    }
+
+
+def are_far(windows: Mapping[int, Window]) -> bool:
+    """Whether one exchange brings the rows that windows of a dim read, not a permute each."""
+    return not all(window.is_small() for window in windows.values())
 
 
 def halo_rule(found: Dims, windows: Windows) -> Dims:
@@ -129,13 +149,13 @@ def halo_rule(found: Dims, windows: Windows) -> Dims:
 
 
 def _of_concatenation(eqn: Eqn, out: Sequence[int]) -> Windows:
-    """The large operands are windows of themselves, padded; small ones are read whole."""
+    """Large operands are windows of themselves, padded; small ones are read whole."""
     d, place, found = eqn.params["dimension"], 0, {}
     for k, atom in enumerate(eqn.invars):
         rows = atom.aval.shape[d]
         window = Window(d, rows, out[d], -place)
         place += rows
-        if window.is_small():
+        if window.is_shift():
             found[k] = window
     return {d: found} if found else {}
 
@@ -213,6 +233,12 @@ def write_concatenation(
     """A device's part of joined operands: each gives the rows that it has there."""
     ((d, axes),) = split.items()
     windows = windows_of(eqn)[d]
+    if are_far(windows):
+        places = itertools.accumulate([atom.aval.shape[d] for atom in eqn.invars], initial=0)
+        rows = eqn.outvars[0].aval.shape[d]
+        pairs = zip(eqn.invars, places, strict=False)
+        shifts = [Window(d, atom.aval.shape[d], rows, -place) for atom, place in pairs]
+        return shifted(parts, shifts, [k in windows for k in range(len(parts))], d, axes, sizes)
     rows = eqn.outvars[0].aval.shape[d]
     made = -(-rows // math.prod(sizes[a] for a in axes))
     numbers = iota(np.dtype(np.int32), made) + axis_index(axes) * np.int32(made)
@@ -250,9 +276,15 @@ def with_halos(
     x, *rest = parts
     fill = _fill(eqn.prim, rest, typeof(x).dtype)
     for d, axes in split.items():
-        window = windows[d][0]
-        x, pads = _rows_of_windows(x, d, axes, window, fill, sizes)
+        window, pads = windows[d][0], (0, 0)
         made = window.parts(math.prod(sizes[a] for a in axes))[1]
+        if are_far(windows[d]):
+            x = shifted([x], [window], [True], d, axes, sizes)
+            if fill is not None:
+                first_row = axis_index(axes) * np.int32(made) + np.int32(window.first)
+                x = _filled(x, d, first_row, window.rows, fill)
+        else:
+            x, pads = _rows_of_windows(x, d, axes, window, fill, sizes)
         params = _PARAMS[eqn.prim](params, d, pads, made)
     return [x, *rest], params
 

@@ -192,7 +192,9 @@ Step = Permuted | Cut | Handed | Gathered | CutUnevenly | Exchanged
 # ---- one exchange --------------------------------------------------------------------------------
 
 
-def _exchanged(shape: tuple[int, ...], have: Split, want: Split, sizes: Mapping[Any, int]) -> Route:
+def _exchanged(
+    shape: tuple[int, ...], have: Split, want: Split, sizes: Mapping[Any, int]
+) -> tuple[Route, bool]:
     """The exchange between two splits, along those axes that split a dim otherwise afterwards.
 
     It is a permute where each device's part goes to one other as it is. With it comes whether all

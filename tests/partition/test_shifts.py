@@ -1,0 +1,108 @@
+"""Rows that go far along split dims: joined, sliced and padded arrays against unsplit ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spmd
+import spmd.numpy as snp
+from spmd import NamedSharding, P, lax
+from spmd.base.config import config
+from spmd.collectives.rectangles import interval
+from spmd.partition.halos import Window
+from spmd.partition.shifts import rows_lacking
+from tests.partition.programs import auto_mesh
+
+
+@pytest.fixture(scope="module", autouse=True)
+def eight_devices() -> Iterator[None]:
+    """Meshes of this file have up to eight devices."""
+    with config.override("num_cpu_devices", 8):
+        yield
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[Any, list[np.ndarray], Any, list[Any]]:
+    """A program of joins, slices and paddings of up to three arrays, and how these are laid out."""
+    sizes = draw(st.sampled_from([{"x": 8}, {"x": 4, "y": 2}, {"x": 3, "y": 2}]))
+    d = draw(st.integers(0, 1))
+    counts = draw(st.lists(st.sampled_from([1, 5, 8, 12, 24, 48]), min_size=1, max_size=3))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    arrays = []
+    for count in counts:
+        shape = [12, 12]
+        shape[d] = count
+        arrays.append(rng.standard_normal(shape).astype(np.float32))
+    low, high = draw(st.integers(0, 30)), draw(st.integers(0, 30))
+    start, rows = draw(st.integers(0, 20)), draw(st.integers(1, 60))
+    fill = draw(st.sampled_from([0.0, -1.5]))
+
+    def program(*xs: Any) -> Any:
+        x = snp.concatenate([x * 2 for x in xs], d)
+        first = min(start, x.shape[d] - 1)
+        y = lax.slice_in_dim(x, first, min(first + rows, x.shape[d]), 1, d)
+        z = lax.pad(y, np.float32(fill), [(low, high, 0) if k == d else (0, 0, 0) for k in (0, 1)])
+        return x, snp.tanh(y), z + 1
+
+    mesh = auto_mesh(tuple(sizes.values()), tuple(sizes))
+    specs = []
+    for x in arrays:
+        entries: list[Any] = [None, None]
+        for axis in draw(st.permutations(list(sizes))):
+            k = draw(st.integers(-1, 1))
+            if k >= 0 and entries[k] is None and x.shape[k] % sizes[axis] == 0:
+                entries[k] = axis
+        specs.append(P(*entries))
+    return program, arrays, mesh, specs
+
+
+@settings(deadline=None, max_examples=25)
+@given(programs())
+def test_joins_slices_and_paddings_are_those_of_whole_arrays(drawn: Any):
+    program, arrays, mesh, specs = drawn
+    pairs = zip(arrays, specs, strict=True)
+    placed = [spmd.device_put(x, NamedSharding(mesh, spec)) for x, spec in pairs]
+    outs: Any = spmd.jit(program)(*placed)
+    for found, expected in zip(outs, program(*arrays), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+    def loss(*xs: Any) -> Any:
+        return sum((snp.sin(x) * np.float32(0.5 + k)).sum() for k, x in enumerate(program(*xs)))
+
+    numbers = tuple(range(len(arrays)))
+    found = spmd.jit(spmd.grad(loss, numbers))(*placed)
+    for one, other in zip(found, spmd.grad(loss, numbers)(*arrays), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(1, 9), st.integers(0, 60))
+def test_the_cost_counts_the_rows_that_lack(counts: list[int], devices: int, cut: int):
+    """Against sets of rows, by operand."""
+    rows, places, shifts = sum(counts) - min(cut, sum(counts) - 1), 0, []
+    for count in counts:
+        shifts.append(Window(0, count, rows, -places))
+        places += count
+    owners = [(k, row) for k, count in enumerate(counts) for row in range(count)]
+    most = 0
+    for part in range(devices):
+        own = {(k, row) for k, n in enumerate(counts) for row in range(*interval(n, devices, part))}
+        most = max(most, len(set(owners[slice(*interval(rows, devices, part))]) - own))
+    assert rows_lacking(shifts, devices) == most
+
+
+def test_bytes_of_a_join_are_those_that_lack():
+    mesh = auto_mesh((4,), ("x",))
+    x = spmd.device_put(np.ones((64, 64), np.float32), NamedSharding(mesh, P("x")))
+    with spmd.debug.expect_collectives(exchange=1) as moved:
+        out = spmd.jit(lambda a: snp.concatenate([a, 2 * a]))(x)
+    assert out.sharding == NamedSharding(mesh, P("x")) and moved.received == 32 * 64 * 4
+    gradient = spmd.jit(spmd.grad(lambda a: (snp.concatenate([a, 2 * a]) ** 2).sum()))
+    with spmd.debug.expect_collectives(at_most=3 * 16 * 64 * 4 + 32 * 64 * 4):
+        np.testing.assert_array_equal(gradient(x), 10 * np.ones((64, 64)))
