@@ -8,7 +8,7 @@ call**, or the others wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -174,29 +174,18 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
     Array([2, 3], dtype=int32)
     """
     what = "host_local_array_to_global_array"
-    names, leaves, tree = _leaves(what, local_inputs, "local_inputs")
-    specs = _specs(what, pspecs, local_inputs)
-    made = [
-        _global_of(f"{current_source()}: {what}: {name}", x, global_mesh, spec)
-        for name, x, spec in zip(names, leaves, specs, strict=True)
-    ]
-    return tree_unflatten(tree, made)
+    return _each(what, "local_inputs", local_inputs, global_mesh, pspecs, _global_of)
 
 
-def _global_of(what: str, x: Any, mesh: Mesh, spec: PartitionSpec) -> Array:
+def _global_of(what: str, x: Any, local: NamedSharding, whole: NamedSharding) -> Array:
     if _is_spread(x):
         return x
-    local, whole = NamedSharding(mesh.local_mesh, spec), NamedSharding(mesh, spec)
     aval = typeof(x)
     local.check_placing(aval.shape, f"{what}, this process's part,")
     shards = x.shards if isinstance(x, Array) else None
     if shards is None or not x.sharding.is_equivalent_to(local, aval.ndim):
         shards = shard_value(to_numpy(x), aval, local, process_index()).shards or ()
-    shape = tuple(
-        size * mesh.axis_size(spec.axes_of(d)) // local.mesh.axis_size(spec.axes_of(d))
-        for d, size in enumerate(aval.shape)
-    )
-    return from_shards(aval.update(shape=shape), whole, shards)
+    return from_shards(aval.update(shape=_scaled(aval.shape, local, whole)), whole, shards)
 
 
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
@@ -216,29 +205,49 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     (8,)
     """
     what = "global_array_to_host_local_array"
-    names, leaves, tree = _leaves(what, global_inputs, "global_inputs")
-    specs = _specs(what, pspecs, global_inputs)
-    made = [
-        _local_of(f"{current_source()}: {what}: {name}", x, global_mesh, spec)
-        for name, x, spec in zip(names, leaves, specs, strict=True)
-    ]
-    return tree_unflatten(tree, made)
+    return _each(what, "global_inputs", global_inputs, global_mesh, pspecs, _local_of)
 
 
-def _local_of(what: str, x: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
+def _local_of(what: str, x: Any, local: NamedSharding, whole: NamedSharding) -> Any:
     if not _is_spread(x):
         return x
-    local, whole = NamedSharding(mesh.local_mesh, spec), NamedSharding(mesh, spec)
     if not x.sharding.is_equivalent_to(whole, x.ndim):
         raise ShardingError(
             f"{what} ({x.aval.short()}) is laid out by {x.sharding}, not by {whole}; pass the mesh "
             "and the spec that it has"
         )
-    shape = tuple(
-        size // mesh.axis_size(spec.axes_of(d)) * local.mesh.axis_size(spec.axes_of(d))
-        for d, size in enumerate(x.shape)
+    return from_shards(x.aval.update(shape=_scaled(x.shape, whole, local)), local, x.shards)
+
+
+def _each(
+    what: str,
+    name: str,
+    inputs: Any,
+    mesh: Mesh,
+    pspecs: Any,
+    convert: Callable[[str, Any, NamedSharding, NamedSharding], Any],
+) -> Any:
+    """Convert each array between its part on this process's devices and the whole over a mesh."""
+    names, leaves, tree = _leaves(what, inputs, name)
+    made = [
+        convert(
+            f"{current_source()}: {what}: {name}",
+            x,
+            NamedSharding(mesh.local_mesh, spec),
+            NamedSharding(mesh, spec),
+        )
+        for name, x, spec in zip(names, leaves, _specs(what, pspecs, inputs), strict=True)
+    ]
+    return tree_unflatten(tree, made)
+
+
+def _scaled(shape: Sequence[int], have: NamedSharding, want: NamedSharding) -> tuple[int, ...]:
+    """The shape of an array over other axes' sizes, whose shards are those of another array."""
+    axes = map(have.spec.axes_of, range(len(shape)))
+    return tuple(
+        size // have.mesh.axis_size(own) * want.mesh.axis_size(own)
+        for size, own in zip(shape, axes, strict=True)
     )
-    return from_shards(x.aval.update(shape=shape), local, x.shards)
 
 
 # ---- helpers -----------------------------------------------------------------------------------

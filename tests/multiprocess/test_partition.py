@@ -63,3 +63,13 @@ def test_spread_values_and_ranks_that_partition_differently_are_told(mpirun: Run
     done = mpirun(2, ["-c", MISTAKES], env={"SPMD_NUM_CPU_DEVICES": "2"}, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("all right") == 2
+
+
+@pytest.mark.parametrize("ranks, devices", [(2, 2), (3, 1), (4, 1)])
+def test_parts_of_global_arrays_and_own_partitions_over_ranks(
+    mpirun: Run, ranks: int, devices: int
+):
+    program = ["-m", "tests.multiprocess.programs.twins"]
+    done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"of {ranks}: all right") == ranks
