@@ -23,7 +23,13 @@ from typing import Any
 
 from benchmarks.case import Case
 from benchmarks.cases import SUBJECTS
-from benchmarks.collectives import digest, measure_collectives, osu_table, plot
+from benchmarks.collectives import (
+    digest,
+    measure_collectives,
+    measure_over_ranks,
+    osu_table,
+    plot,
+)
 from benchmarks.compile_time import measure_compile
 from benchmarks.limits import capacities
 from benchmarks.measure import BLOCKS, QUICK_BLOCKS, QUICK_SIDES, Failure, Result, Team, measure
@@ -37,6 +43,7 @@ PLANNED_KERNELS = ("gradient", "attention", "layer", "cumsum", "random")
 COMPILE = ("compile", "cached", "depth")
 EVERYTHING = (
     "dispatch", "kernels", "programs", *COMPILE, "memory", "psum", "collectives", "sharding",
+    "sharding-ranks",
 )  # fmt: skip
 
 
@@ -48,6 +55,8 @@ def run(
         return measure_compile(subject, only, quick, _progress)
     if subject == "collectives":
         return measure_collectives(only, quick, sides, _progress)
+    if subject == "sharding-ranks":
+        return measure_over_ranks(only, quick, sides, _progress)
     if subject == "memory":
         planned = [case for name in PLANNED for case in SUBJECTS[name]() if plans(case)]
         with Team(more=FREED_AT_ONCE) as team:

@@ -26,8 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.case import BOTH
 from benchmarks.measure import ROOT, Failure, Result, environment, is_installed
 from benchmarks.ranks import KINDS
+from benchmarks.sharding import over_ranks
 
 DEVICES, RANKS = (2, 4, 8), (2, 4)
 SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
@@ -222,7 +224,28 @@ def measure_collectives(
                 say(case_name(kind, setting, nbytes))
                 wanted = [s for s in setting.sides if (not sides or s in sides) and is_installed(s)]
                 blocks = QUICK_BLOCKS if quick else BLOCKS
-                results += _measure(jobs, wanted, setting, kind, nbytes, blocks)
+                prepare = {"do": "prepare", "kind": kind, "nbytes": nbytes}
+                name = case_name(kind, setting, nbytes)
+                results += _measure(jobs, wanted, name, prepare, blocks)
+    return results
+
+
+def measure_over_ranks(
+    only: str, quick: bool, sides: Sequence[str], say: Callable[[str], None]
+) -> list[Result | Failure]:
+    """Programs over arrays that are spread over ranks, beside JAX over gloo."""
+    results: list[Result | Failure] = []
+    wanted = [s for s in BOTH if (not sides or s in sides) and is_installed(s)]
+    for ranks in RANKS:
+        cases = [case for case in over_ranks(ranks) if only in case.name]
+        if not cases:
+            continue
+        with _jobs_of(Setting(ranks, 1)) as jobs:
+            for case in cases:
+                say(case.name)
+                prepare = {"do": "prepare_case", "case": case.name}
+                blocks = QUICK_BLOCKS if quick else BLOCKS
+                results += _measure(jobs, wanted, case.name, prepare, blocks, case.tolerance)
     return results
 
 
@@ -246,15 +269,27 @@ def size_text(nbytes: int) -> str:
 
 
 def _measure(
-    jobs: _Jobs, sides: Sequence[str], setting: Setting, kind: str, nbytes: int, blocks: int
+    jobs: _Jobs,
+    sides: Sequence[str],
+    name: str,
+    prepare: dict[str, Any],
+    blocks: int,
+    tolerance: float = 0.0,
 ) -> list[Result | Failure]:
-    name = case_name(kind, setting, nbytes)
+    """One case: each side prepares it, then they take turns.
+
+    Sides that tell the sizes of their results must agree to `tolerance`.
+    """
     failures: list[Result | Failure] = []
     inner: dict[str, int] = {}
     rounds: dict[str, int] = {}
+    sizes: list[float] = []
     for side in sides:
         with _noting(failures, jobs, name, side):
-            seconds = jobs[side].ask(do="prepare", kind=kind, nbytes=nbytes)
+            seconds = jobs[side].ask(**prepare)
+            if isinstance(seconds, dict):
+                sizes = sizes or seconds["sizes"]
+                seconds = _agreed(seconds, sizes, tolerance)
             # All take as long: with as many calls as the slowest makes, the samples of a fast side
             # would be too short to read.
             inner[side] = min(max(1, math.floor(BLOCK_SECONDS / SAMPLES / seconds)), 2000)
@@ -266,6 +301,14 @@ def _measure(
                 samples[side] += jobs[side].ask(do="time", samples=rounds[side], inner=inner[side])
     timed = [Result.of(name, side, found, inner[side]) for side, found in samples.items()]
     return [*timed, *failures]
+
+
+def _agreed(answer: dict[str, Any], sizes: Sequence[float], tolerance: float) -> float:
+    """The seconds of an answer whose results are those of the first side."""
+    pairs = zip(answer["sizes"], sizes, strict=True)
+    if not all(math.isclose(a, b, rel_tol=tolerance) for a, b in pairs):
+        raise JobError(f"other results: {answer['sizes']}, not {list(sizes)}")
+    return answer["seconds"]
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy
 
+from benchmarks.sharding import over_ranks
 from benchmarks.sides import Side, load_side
 
 KINDS = ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute")
@@ -39,6 +40,7 @@ class Party:
     rows: Callable[[Any], numpy.ndarray]
     members: int
     place: int
+    side: Side | None = None  # where it runs the cases of other subjects
 
 
 # ---- what is computed ----------------------------------------------------------------------------
@@ -106,7 +108,7 @@ def _framework(name: str, ranks: int, rank: int, address: str) -> Party:
         shards = sorted(out.addressable_shards, key=lambda shard: shard.device.id)
         return numpy.stack([numpy.asarray(shard.data).reshape(-1) for shard in shards])
 
-    return Party(prepare, rows, members, place)
+    return Party(prepare, rows, members, place, side)
 
 
 def _mpi(name: str, ranks: int, rank: int, address: str) -> Party:
@@ -193,6 +195,23 @@ class Rank:
         wanted = expected(kind, x)[party.place : party.place + len(found)]
         numpy.testing.assert_array_equal(found, wanted)
         return min(self.time(3, 1))
+
+    def prepare_case(self, case: str) -> dict[str, Any]:
+        """Make a case over arrays of all ranks; seconds per call, and the sizes of its results."""
+        side = self._party.side
+        assert side is not None
+        found = next(c for c in over_ranks(self._party.members) if c.name == case)
+        call = found.make(side)
+
+        def measured(*results: Any) -> Any:
+            return [side.np.sum(side.np.abs(x.astype("float32"))) for x in results]
+
+        # Every rank has numbers that are whole, and no array of other ranks.
+        out = side.jit(measured)(*side.tree.leaves(call()))
+        sizes = [float(numpy.asarray(x.addressable_shards[0].data)) for x in out]
+        self._run = lambda: side.ready(call())
+        self.time(2, 1)
+        return {"seconds": min(self.time(3, 1)), "sizes": sizes}
 
     def time(self, samples: int, inner: int) -> list[float]:
         """Seconds per call, several times over `inner` calls."""

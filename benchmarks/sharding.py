@@ -1,4 +1,7 @@
-"""Arrays over a mesh of virtual devices: what `jit` makes of them, and operations outside of it."""
+"""Arrays over a mesh: what `jit` makes of them, and operations outside of it.
+
+The devices are the virtual ones of a process, or one of each rank (`over_ranks`).
+"""
 
 from __future__ import annotations
 
@@ -90,17 +93,18 @@ def lm_step(side: Side, p: Any, tokens: Any) -> Any:
 COLUMNS, ROWS = (None, None, "model"), (None, "model")
 TENSOR = dict.fromkeys(("q", "k", "v", "up"), COLUMNS) | dict.fromkeys(("o", "down"), ROWS)
 SHARDED = {"emb": ("data",), **dict.fromkeys(("q", "k", "v", "o", "up", "down"), (None, "data"))}
-PLANS: dict[str, tuple[dict[str, int], dict[str, Spec], Spec]] = {
-    "data parallel": ({"data": 8}, {}, ("data",)),
-    "fully sharded": ({"data": 8}, SHARDED, ("data",)),
-    "tensor parallel": ({"model": 8}, TENSOR, ()),
-    "data and tensor": ({"data": 4, "model": 2}, TENSOR, ("data",)),
+PLANS: dict[str, tuple[tuple[str, ...], dict[str, Spec], Spec]] = {
+    "data parallel": (("data",), {}, ("data",)),
+    "fully sharded": (("data",), SHARDED, ("data",)),
+    "tensor parallel": (("model",), TENSOR, ()),
+    "data and tensor": (("data", "model"), TENSOR, ("data",)),
 }
 
 
-def train_lm(side: Side, plan: str) -> Callable[[], Any]:
+def train_lm(side: Side, plan: str, devices: int) -> Callable[[], Any]:
     """Steps that follow each other."""
-    axes, specs, split = PLANS[plan]
+    names, specs, split = PLANS[plan]
+    axes = {names[0]: devices} if len(names) == 1 else {names[0]: devices // 2, names[1]: 2}
     mesh = mesh_of(side, **axes)
     state = {k: placed(side, mesh, w, specs.get(k, ())) for k, w in lm_params().items()}
     tokens = placed(side, mesh, integers(TOKENS, BATCH, TIME + 1), split)
@@ -117,9 +121,9 @@ def train_lm(side: Side, plan: str) -> Callable[[], Any]:
 # ---- cases -------------------------------------------------------------------------------------
 
 
-def sharding_cases() -> list[Case]:
+def sharding_cases(devices: int = 8) -> list[Case]:
     """Products, steps of a model, moves, operations along a split dim, operations outside jit."""
-    ring, grid = {"x": 8}, {"x": 4, "y": 2}
+    ring, grid = {"x": devices}, {"x": devices // 2, "y": 2}
     square, small, large = (1024, 1024), (8, 8), (2048, 4096)
 
     def product(side: Side, a: Any, b: Any) -> Any:
@@ -184,7 +188,24 @@ def sharding_cases() -> list[Case]:
         for name, body in eager.items()
     ]
     cases += [
-        Case(f"sharding/language model, {plan}", partial(train_lm, plan=plan), tolerance=1e-3)
+        Case(
+            f"sharding/language model, {plan}",
+            partial(train_lm, plan=plan, devices=devices),
+            tolerance=1e-3,
+        )
         for plan in PLANS
     ]
-    return [case.replace(sides=BOTH, devices=8) for case in cases]
+    return [case.replace(sides=BOTH, devices=devices) for case in cases]
+
+
+# ---- over ranks --------------------------------------------------------------------------------
+
+# JAX gathers the array for it, element by element, which takes minutes over gloo.
+_TOO_SLOW = ("cumsum along the split dim", "sort along the split dim", "top_k along the split dim")
+
+
+def over_ranks(ranks: int) -> list[Case]:
+    """The jitted cases that run over ranks of one device each, by the names of that setting."""
+    cases = [c for c in sharding_cases(ranks) if "outside jit" not in c.name]
+    cases = [c for c in cases if not c.name.endswith(_TOO_SLOW)]
+    return [c.replace(name=f"{c.name}, {ranks} ranks") for c in cases]

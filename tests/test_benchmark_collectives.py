@@ -49,6 +49,20 @@ def test_a_run_over_ranks(mpirun: object, monkeypatch: pytest.MonkeyPatch):
     assert table.startswith("# psum over 2 ranks, float32") and "mpi/spmd" in table
 
 
+@pytest.mark.mpi
+def test_programs_over_ranks_agree_with_jax(mpirun: object, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("jax", reason="compares with jax, which is not installed")
+    monkeypatch.setattr(collectives, "BLOCK_SECONDS", 1e-4)
+    only = "sharding/call of x + 1, 8 x 8, 2 ranks"
+    results = collectives.measure_over_ranks(only, True, (), lambda _: None)
+    assert [r.side for r in results if isinstance(r, Result)] == ["spmd", "jax"], results
+
+
+def test_other_results_than_those_of_the_first_side_are_an_error():
+    with pytest.raises(collectives.JobError, match="other results"):
+        collectives._agreed({"seconds": 1.0, "sizes": [1.0, 2.0]}, [1.0, 2.1], 1e-3)
+
+
 def test_a_side_that_ends_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(collectives, "QUICK_SIZES", (4,))
     monkeypatch.setattr(sys, "executable", "false")
