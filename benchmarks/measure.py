@@ -127,7 +127,7 @@ def is_installed(side: str) -> bool:
 def environment(side: str, devices: int = 1, x64: bool = False) -> dict[str, str]:
     """The environment that a side's process runs in."""
     flags = [os.environ.get("XLA_FLAGS", "")]
-    if devices > 1:
+    if devices > 1 or "device_count" in flags[0]:  # the last one counts
         flags.append(f"--xla_force_host_platform_device_count={devices}")
     if side == "jax512":
         flags.append(WIDE_VECTORS)
