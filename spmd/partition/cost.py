@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from spmd.base import dtypes
 from spmd.core.aval import ShapedArray
 from spmd.core.primitive import Dims, Primitive
+from spmd.core.structural import reshape_p
 from spmd.lax.conv import conv_general_dilated_p
 from spmd.lax.dot import dot_general_p
 from spmd.partition.halos import HALO, Windows, are_far
 from spmd.partition.indexing import ROWS, SLICES
 from spmd.partition.propagate import Axes, Split
+from spmd.partition.reshaping import lacking_share
 from spmd.partition.rules import COMBINED, KEPT, may_be_uneven, may_split
 from spmd.partition.shifts import rows_lacking
 
@@ -121,6 +123,8 @@ class Choice:
         seconds = self.work / parts / (1 if label is None else n)
         if label in self.windows:
             seconds += self._halos(label, count, chosen)
+        if label is not None and self.prim is reshape_p:
+            seconds += self._reshaped(label, count, chosen)
         for (aval, labels, split), free in zip(self.operands, self.free, strict=True):
             before = _label_of(axis, labels, split)
             after = label if label in labels else None
@@ -172,6 +176,22 @@ class Choice:
         uneven = any(n % count for n, own in zip(aval.shape, labels, strict=True) if own == label)
         if self.edge and uneven:
             seconds += self._move(aval, labels, others, count)
+        return seconds
+
+    def _reshaped(self, label: int, count: int, chosen: Mapping[int, set[object]]) -> float:
+        """What it takes to get the elements that a part of the result has, and the operand's not.
+
+        A result at an edge of the program is gathered if its parts have different sizes.
+        """
+        (old, labels, _), (new, made, _) = self.operands[0], self.results[0]
+        others = {k: axes for k, axes in chosen.items() if k != label}
+        seconds = 0.0
+        share = lacking_share(old.shape, new.shape, labels.index(label), count)
+        if share:
+            parts = math.prod(self.sizes[a] for axes in others.values() for a in axes)
+            seconds += EXCHANGE + BYTE * old.nbytes * share / parts
+        if self.edge and new.shape[made.index(label)] % count:
+            seconds += self._move(new, made, others, count)
         return seconds
 
     def _move(

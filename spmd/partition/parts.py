@@ -13,6 +13,7 @@ from spmd.collectives.axis import axis_index
 from spmd.core.aval import typeof
 from spmd.core.ir import Eqn
 from spmd.core.primitive import Dims
+from spmd.core.structural import reshape_p
 from spmd.lax.arithmetic import add
 from spmd.lax.array import full, iota_p, rev_p
 from spmd.lax.attention import bind_attention
@@ -30,6 +31,7 @@ from spmd.partition.halos import (
 from spmd.partition.indexing import ROWS, split_rows, write_indexing
 from spmd.partition.ordering import write_reversal
 from spmd.partition.propagate import Axes, Split
+from spmd.partition.reshaping import lines_up, reshaped
 from spmd.partition.rules import KEPT, local_params
 from spmd.partition.values import Sizes, part_shape
 
@@ -79,6 +81,12 @@ def writer_of(
         return lambda eqn, parts, params: [
             write_reversal(parts[0], by_dim, params["dimensions"], sizes)
         ]
+    if prim is reshape_p:
+        old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+        if 0 in old or lines_up(old, new, split, sizes):
+            return None
+        part = part_shape(new, split, sizes)
+        return lambda eqn, parts, params: [reshaped(parts[0], old, new, split, part, sizes)]
     labels = {label for own in rule.operands for label in own if HALO <= label < ROWS}
     halos = {label - HALO: axes[label] for label in sorted(labels) if axes.get(label)}
     rows = split_rows(rule, axes)

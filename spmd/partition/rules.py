@@ -7,7 +7,7 @@ the first dim of each group that it merges or cuts, attention those of its batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.collectives.member_dims import member_dims
@@ -34,6 +34,7 @@ from spmd.partition.cumulative import CUMULATIVE
 from spmd.partition.halos import HALO, Windows, halo_rule
 from spmd.partition.indexing import INDEXING, ROWS, indexed_rule
 from spmd.partition.ordering import PICKS, pick_rule
+from spmd.partition.reshaping import groups
 
 Shape = tuple[int, ...]
 
@@ -61,11 +62,12 @@ _ROW_BY_ROW = frozenset(
         reduce_window_max_p,
         reduce_window_min_p,
         reduce_window_sum_p,
+        reshape_p,
         slice_p,
         squeeze_p,
     }
 )
-_WITH_PLACES = frozenset({reshape_p, rev_p, *CUMULATIVE, *INDEXING, *PICKS})
+_WITH_PLACES = frozenset({rev_p, *CUMULATIVE, *INDEXING, *PICKS})
 # These are partitioned as they are, not as what they stand for: batch and heads of operands are
 # split alike, or have size 1.
 KEPT = (attention_p, attention_tangent_p, attention_grad_p)
@@ -139,25 +141,9 @@ def _reshape_rule(old: Shape, new: Shape) -> Dims:
     """
     ins, outs = [-1 - d for d in range(len(old))], [-101 - d for d in range(len(new))]
     if 0 not in old:
-        for label, (i, j) in enumerate(_groups(old, new)):
-            ins[i] = outs[j] = label
+        for label, group in enumerate(groups(old, new)):
+            ins[group.old[0]] = outs[group.new[0]] = label
     return dims([ins], [outs])
-
-
-def _groups(old: Shape, new: Shape) -> Iterator[tuple[int, int]]:
-    """The first dims, in both shapes, of each group; dims of size 1 belong to none."""
-    ins = [d for d, size in enumerate(old) if size != 1]
-    outs = [d for d, size in enumerate(new) if size != 1]
-    i = j = 0
-    while i < len(ins) and j < len(outs):
-        yield ins[i], outs[j]
-        left, right = old[ins[i]], new[outs[j]]
-        i, j = i + 1, j + 1
-        while left != right:
-            if left < right:
-                left, i = left * old[ins[i]], i + 1
-            else:
-                right, j = right * new[outs[j]], j + 1
 
 
 def _attention_rule(operands: Sequence[ShapedArray], results: Sequence[ShapedArray]) -> Dims:

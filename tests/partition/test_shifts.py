@@ -106,3 +106,56 @@ def test_bytes_of_a_join_are_those_that_lack():
     gradient = spmd.jit(spmd.grad(lambda a: (snp.concatenate([a, 2 * a]) ** 2).sum()))
     with spmd.debug.expect_collectives(at_most=3 * 16 * 64 * 4 + 32 * 64 * 4):
         np.testing.assert_array_equal(gradient(x), 10 * np.ones((64, 64)))
+
+
+@st.composite
+def reshapes(draw: st.DrawFn) -> tuple[Any, tuple[int, ...], tuple[int, ...], Any]:
+    """A mesh, a shape, another of as many elements, and a spec of the first."""
+    sizes = draw(st.sampled_from([{"x": 8}, {"x": 4, "y": 2}, {"x": 3, "y": 2}]))
+    factors = draw(st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 12]), min_size=1, max_size=5))
+
+    def grouped() -> tuple[int, ...]:
+        shape = [1]
+        for factor in factors:
+            if draw(st.booleans()):
+                shape.append(factor)
+            else:
+                shape[-1] *= factor
+        return tuple(shape)
+
+    old, new = grouped(), grouped()
+    entries: list[Any] = [None] * len(old)
+    for axis in draw(st.permutations(list(sizes))):
+        k = draw(st.integers(0, len(old) - 1))
+        if entries[k] is None and old[k] % sizes[axis] == 0:
+            entries[k] = axis
+    return auto_mesh(tuple(sizes.values()), tuple(sizes)), old, new, P(*entries)
+
+
+@settings(deadline=None, max_examples=60)
+@given(reshapes(), st.integers(0, 2))
+def test_reshapes_are_those_of_whole_arrays(drawn: Any, cut: int):
+    """Also of values whose parts have different sizes, and of their gradients."""
+    mesh, old, new, spec = drawn
+    value = np.arange(np.prod(old), dtype=np.float32).reshape(old) / 7
+    x = spmd.device_put(value, NamedSharding(mesh, spec))
+
+    def program(x: Any) -> Any:
+        y = snp.sin(x).reshape(new)
+        rows = y[min(cut, y.shape[0] - 1) :]
+        return y * 2, rows.reshape(-1) * 3, snp.sum(rows.reshape(rows.shape[0], -1), 1)
+
+    outs: Any = spmd.jit(program)(x)
+    for found, expected in zip(outs, program(value), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    gradient: Any = spmd.grad(lambda x: sum((snp.cos(y) * y).sum() for y in program(x)))
+    found: Any = spmd.jit(gradient)(x)
+    np.testing.assert_allclose(found, gradient(value), rtol=1e-3, atol=1e-4)
+
+
+def test_a_reshape_whose_parts_do_not_line_up_is_one_small_exchange():
+    mesh = auto_mesh((4,), ("x",))
+    x = spmd.device_put(np.ones((1024, 6), np.float32), NamedSharding(mesh, P("x")))
+    with spmd.debug.expect_collectives(exchange=1, permute=1, all_reduce=1) as moved:
+        total = spmd.jit(lambda a: (a[1:].reshape(341, 18) ** 2).sum())(x)
+    assert float(total) == 1023 * 6 and moved.received < 200
