@@ -125,19 +125,21 @@ if _typing.TYPE_CHECKING:
         ops,
         profiler,
         random,
+        ref,
         scipy,
         shard_alike,
         stages,
         typing,
     )
+    from spmd._lazy_names import *  # noqa: F403
 
 # Not every program needs these: they are imported when they are first asked for.
 __getattr__, __dir__ = _attach(__name__, (
     "ad_checkpoint", "checkify", "checkpoints", "custom_batching", "custom_derivatives",
     "custom_partitioning", "debug", "distributed", "dlpack", "export", "extend", "flatten_util",
     "image", "jet", "multihost", "nn", "ops", "profiler", "random", "scipy", "shard_alike",
-    "stages", "typing",
-))  # fmt: skip
+    "ref", "stages", "typing",
+), "_lazy_names")  # fmt: skip
 
 # The collectives live one floor above the operations, and belong to the namespace `spmd.lax`.
 for _name in collectives.__all__:

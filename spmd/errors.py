@@ -28,6 +28,7 @@ from spmd.base.errors import (
     OptionError,
     PeerError,
     PytreeError,
+    RefError,
     RefusedError,
     ReplicaError,
     SettingError,

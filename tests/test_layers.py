@@ -26,7 +26,7 @@ FLOORS = (
     "base",
     "transport",
     "core.aval core.ir core.primitive core.check",
-    "core.axis core.trace core.explicit core.stage",
+    "core.axis core.trace core.mutable core.explicit core.stage",
     "core.structural core.rewrite",
     "core.jvp core.linearize core.transpose core.vmap core.custom_common core.custom "
     "core.custom_vjp core.jet core.linear_call core.remat core.call core.argument_names",
@@ -57,7 +57,7 @@ FLOORS = (
     "numpy random nn scipy",
     "ad_checkpoint checkify checkpoints custom_batching custom_derivatives custom_partitioning "
     "shard_alike tree tree_util flatten_util dtypes errors distributed multihost ops jet extend "
-    "export debug profiler testing typing dlpack image stages __main__",
+    "export debug profiler testing typing dlpack image ref stages _lazy_names __main__",
 )
 
 # Each optional or late package has one entrance.

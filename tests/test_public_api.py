@@ -52,6 +52,7 @@ MODULES = (
     "spmd.custom_partitioning",
     "spmd.dlpack",
     "spmd.image",
+    "spmd.ref",
     "spmd.shard_alike",
     "spmd.stages",
     "spmd.typing",

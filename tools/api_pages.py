@@ -54,6 +54,7 @@ NAMESPACES = (
     "spmd.scipy.sparse.linalg",
     "spmd.scipy.special",
     "spmd.scipy.stats",
+    "spmd.ref",
     "spmd.sharding",
     "spmd.stages",
     "spmd.testing",

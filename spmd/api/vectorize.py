@@ -26,6 +26,7 @@ from spmd.core.argument_names import (
     spread_over_arguments,
 )
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.mutable.cells import Cell, put_back, values_of
 from spmd.core.structural import broadcast_leading, move_dim
 from spmd.core.vmap import BatchAxis, batch_flat
 
@@ -66,10 +67,14 @@ def vmap(
     if spmd_axis_name is not None:
         spmd_names = spmd_axis_name if isinstance(spmd_axis_name, tuple) else (spmd_axis_name,)
 
+    how = {"axis_name": axis_name, "axis_size": axis_size, "spmd_axis_name": spmd_axis_name}
+
     @functools.wraps(fun)
     def mapped(*args: P.args, **kwargs: P.kwargs) -> R:
         what = f"vmap({function_name(fun)})"
         flat, in_tree = tree_flatten((args, kwargs))
+        if any(isinstance(x, Cell) for x in flat):
+            return _map_over_cells(fun, args, kwargs, in_axes, out_axes, how)
         names = leaf_names(fun, args, kwargs)
         check_arrays(what, names, flat)
         named = list(zip(parameter_names(fun, len(args)), args, strict=True))
@@ -96,6 +101,48 @@ def vmap(
         return tree_unflatten(tree, [as_array(x) for x in placed])
 
     return mapped
+
+
+def _map_over_cells(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    in_axes: Any,
+    out_axes: Any,
+    how: dict[str, Any],
+) -> Any:
+    """`vmap` of a function of mutable arrays: those mapped over are values, and results too."""
+    what = f"vmap({function_name(fun)})"
+    flat, in_tree = tree_flatten((args, kwargs))
+    named = list(zip(parameter_names(fun, len(args)), args, strict=True))
+    axes = spread_over_arguments(what, "in_axes", in_axes, named) + [0] * len(tree_leaves(kwargs))
+    places = [k for k, x in enumerate(flat) if isinstance(x, Cell) and axes[k] is not None]
+    whole = {k: x for k, x in enumerate(flat) if isinstance(x, Cell) and axes[k] is None}
+    cells = [flat[k] for k in places]
+    others = [k for k, x in enumerate(flat) if not isinstance(x, Cell)]
+
+    def pure(values: list[Any], given: list[Any]) -> Any:
+        leaves: dict[int, Any] = dict(whole)
+        leaves |= dict(zip(others, given, strict=True))
+        inner = []
+        for k, cell, value in zip(places, cells, values, strict=True):
+            shape = typeof(value).shape
+            leaves[k] = type(cell)(value, cell.aval.update(shape=shape))
+            inner.append(leaves[k])
+        got, named_args = tree_unflatten(in_tree, [leaves[k] for k in range(len(flat))])
+        return fun(*got, **named_args), values_of(inner)
+
+    cell_axes = [axes[k] for k in places]
+    rest_axes = [axes[k] for k in others]
+    run = vmap(
+        pure,
+        in_axes=(cell_axes, rest_axes),
+        out_axes=(out_axes, cell_axes),
+        **how,
+    )
+    out, after = run(values_of(cells), [flat[k] for k in others])
+    put_back(cells, after)
+    return out
 
 
 def _mapped_entry(

@@ -61,6 +61,10 @@ class SettingError(ArgumentError, AttributeError):
     """There is no setting of this name."""
 
 
+class RefError(ArgumentError):
+    """A mutable array was used where it can't be: frozen, twice in one call, as a result."""
+
+
 class DimensionError(ArgumentError, IndexError):
     """An array has no such dim. Both a ValueError and an IndexError, as NumPy's `AxisError` is."""
 

@@ -18,6 +18,7 @@ mesh_executable = Deferred("spmd.compile.executable.mesh_executable")
 mesh_fast_call = Deferred("spmd.compile.dispatch.mesh_fast_call")
 redistribute = Deferred("spmd.compile.executable.redistribute")
 select = Deferred("spmd.compile.executable.select")
+stateful = Deferred("spmd.compile.dispatch.stateful")
 
 # Modules that make programs: imported by the first program that is not on the disk.
 build = Deferred("spmd.compile.executable.build")

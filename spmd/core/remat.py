@@ -28,6 +28,7 @@ from spmd.core.custom_common import nondiff_positions, signature_of
 from spmd.core.ir import ClosedJaxpr, Var
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
+from spmd.core.mutable.cells import Cell, held, put_back, values_of, with_cells
 from spmd.core.primitive import Primitive, Refused, Zero, linear
 from spmd.core.rewrite import close, dce, eval_closed, hoist_tracers, inline_calls, plain_call
 from spmd.core.stage import Debug, trace_to_jaxpr
@@ -172,12 +173,25 @@ def checkpoint(
             trees.append(tree)
             return leaves
 
-        debug = Debug(name, (), function_source(fun))
-        closed = trace_to_jaxpr(run, [typeof(x) for x in flat], debug)
-        closed, consts = hoist_tracers(closed)
-        how = {"policy": policy, "prevent_cse": prevent_cse, "name": name}
-        outs = checkpoint_p.bind(*consts, *flat, jaxpr=closed, **how)
-        return tree_unflatten(trees[0], outs)
+        def bind(cells: list[Cell]) -> list[Any]:
+            count = len(cells)
+
+            def whole(*xs: Any) -> list[Any]:
+                with held(cells, xs[:count]):
+                    return [*run(*xs[count:]), *values_of(cells)]
+
+            given = [*values_of(cells), *flat]
+            debug = Debug(name, (), function_source(fun))
+            closed = trace_to_jaxpr(whole, [typeof(x) for x in given], debug)
+            closed, consts = hoist_tracers(closed)
+            how = {"policy": policy, "prevent_cse": prevent_cse, "name": name}
+            outs = checkpoint_p.bind(*consts, *given, jaxpr=closed, **how)
+            results, values = split_list(outs, [len(outs) - count])
+            put_back(cells, values)
+            return results
+
+        results = with_cells(bind)
+        return tree_unflatten(trees[-1], results)
 
     return wrapped
 

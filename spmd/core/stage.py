@@ -15,13 +15,14 @@ import spmd.base.context as context
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.context import current_trace, state
-from spmd.base.errors import ArgumentError
+from spmd.base.errors import ArgumentError, RefError
 from spmd.base.record import record
 from spmd.base.source import UNKNOWN, Source, current_source
 from spmd.core.aval import NO_AXES, ShapedArray, is_arraylike, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.explicit import align_sums, result_avals
 from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.mutable.cells import Cell, Touches
 from spmd.core.primitive import Primitive
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
 
@@ -37,6 +38,8 @@ class Debug:
     name: str = "<function>"
     arg_names: tuple[str, ...] = ()
     source: Source = UNKNOWN
+    # Takes the mutable arrays from outside that the function only read.
+    reads: list[Cell] | None = None
 
 
 NO_DEBUG = Debug()
@@ -75,6 +78,7 @@ class JaxprTrace(Trace):
         self.invars: list[Var] = []
         # By identity: the value as it was given (kept alive), its tracer, and the jaxpr's constant.
         self.consts: dict[int, tuple[Any, JaxprTracer, Any]] = {}
+        self.touches = Touches()
 
     # -- values --
 
@@ -199,7 +203,13 @@ class JaxprTrace(Trace):
         return [a.update(vma=union) for a in outs] if union else outs
 
     def to_jaxpr(self, outs: Sequence[Any]) -> ClosedJaxpr:
-        """Close the trace: the jaxpr whose outputs are `outs`."""
+        """Close the trace: the jaxpr whose outputs are `outs`.
+
+        Raises `TouchedCells` if what was staged wrote to a mutable array from outside.
+        """
+        if self.touches.before:
+            self.touches.restore()
+            self.touches.check(self.debug.name, self.debug.reads)
         outvars = [self.atom(x) for x in outs]
         used: set[Any] = {v for v in outvars}
         for eqn in self.eqns:
@@ -264,6 +274,11 @@ def _literal(x: Any) -> Literal | None:
 def check_outputs(outs: Sequence[Any], debug: Debug) -> None:
     """Raise an ArgumentError for a traced function's output that is no array."""
     for x in outs:
+        if isinstance(x, Cell):
+            raise RefError(
+                f"{debug.name} (at {debug.source}) returned a mutable array ({x.aval.short()}, "
+                f"made at {x.made_at}), which can't be returned: return freeze(ref) or ref[...]"
+            )
         if not is_arraylike(x):
             raise ArgumentError(
                 f"{debug.name} (at {debug.source}) returned {x!r} of type {type(x).__name__}; "
@@ -284,6 +299,7 @@ def trace_to_jaxpr(
             check_outputs(outs, debug)
             closed = trace.to_jaxpr(outs)
     finally:
+        trace.touches.restore()
         trace.finish()
     del args, outs
     if config.check_leaks:

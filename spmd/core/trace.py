@@ -37,6 +37,8 @@ class Trace:
 
     parent: Any = None
     alive: bool = True
+    # The mutable arrays that a function being staged reached outside of itself; None: no such.
+    touches: Any = None
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         """Apply `prim` to operands, some of which may be this trace's tracers."""

@@ -24,6 +24,7 @@ from spmd.core.check import check_operands
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
+from spmd.core.mutable.control_flow import switch_with_cells
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.rewrite import close, dce, eval_closed, known_part
 from spmd.core.structural import broadcast_in_dim, to_front, zeros_like_aval
@@ -135,6 +136,21 @@ def switch(
 
 
 def named_switch(
+    what: str,
+    index: Any,
+    functions: Sequence[Callable[..., Any]],
+    operands: Sequence[Any],
+    names: Sequence[str],
+) -> Any:
+    """`switch` for a function that errors call `what`, and its branches `names`."""
+
+    def run(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
+        return _bind_switch(what, index, functions, operands, names)
+
+    return switch_with_cells(run, functions, operands)
+
+
+def _bind_switch(
     what: str,
     index: Any,
     functions: Sequence[Callable[..., Any]],

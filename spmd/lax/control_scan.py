@@ -24,6 +24,7 @@ from spmd.core.explicit import sliced_aval, stacked_aval
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_jaxpr
 from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
+from spmd.core.mutable.control_flow import scan_with_cells
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.rewrite import close, dce, dependents, eval_closed
 from spmd.core.structural import add_any, move_dim, to_front, zeros_like_aval
@@ -92,6 +93,23 @@ def named_scan(
     unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
     """`scan` for a function that errors call `what`, whose user's carry is at `inside` of ours."""
+
+    def run(f: Any, init: Any, xs: Any, inside: int | None) -> tuple[Any, Any]:
+        return _bind_scan(what, inside, f, init, xs, length, reverse, unroll)
+
+    return scan_with_cells(run, f, init, xs, inside)
+
+
+def _bind_scan(
+    what: str,
+    inside: int | None,
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    length: int | None,
+    reverse: bool,
+    unroll: int | bool,
+) -> tuple[Any, Any]:
     xs_flat, xs_tree = tree_flatten(xs)
     n = _length(xs, xs_flat, length)
     init_flat, init_tree = tree_flatten(init)

@@ -25,6 +25,7 @@ from spmd.core.check import check_operands
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace
+from spmd.core.mutable.control_flow import while_with_cells
 from spmd.core.primitive import Primitive, Refused, Zero
 from spmd.core.rewrite import close, dce, drop_inputs, eval_closed
 from spmd.core.structural import broadcast_in_dim, to_front
@@ -79,6 +80,20 @@ def named_while(
     init_val: Any,
 ) -> Any:
     """`while_loop` for a function that errors call `what`, its user's carry at `inside` of ours."""
+
+    def run(cond_fun: Any, body_fun: Any, init: Any, inside: int | None) -> Any:
+        return _bind_while(what, inside, cond_fun, body_fun, init)
+
+    return while_with_cells(run, cond_fun, body_fun, init_val, inside)
+
+
+def _bind_while(
+    what: str,
+    inside: int | None,
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: Any,
+) -> Any:
     flat, tree = tree_flatten(init_val)
     if config.disable_jit and all(is_concrete(x) for x in flat):
         value, going = _python_loop(cond_fun, body_fun, init_val)

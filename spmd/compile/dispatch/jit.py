@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from spmd.base.config import config
 from spmd.base.context import busy, state
 from spmd.base.device import devices
-from spmd.base.errors import ArgumentError, ShardingError
+from spmd.base.errors import ArgumentError, RefError, ShardingError
 from spmd.base.record import field, record
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten
@@ -27,12 +27,13 @@ from spmd.base.util import MISS, MOST_MATCHERS, WeakCache, collector_paused, pre
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.dispatch.stages import Lowered, Traced, check_compiler_options
 from spmd.compile.executable.nan_check import check_nans
-from spmd.compile.lazy import fast_call, mesh_fast_call, select
+from spmd.compile.lazy import fast_call, mesh_fast_call, select, stateful
 from spmd.core.argument_names import spread_over_arguments
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.call import jit_p
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.key_reuse import use_inputs
+from spmd.core.mutable.cells import Cell, TouchedCells
 from spmd.core.rewrite import eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
@@ -133,6 +134,10 @@ class JitFunction:
         shardings = prefix_key(in_shardings), prefix_key(out_shardings)
         options = (s.static_nums, s.static_names, s.donate_nums, s.donate_names, shardings)
         self._entries: dict[Any, Entry] = _entries.of(fun).setdefault(("jit", options), {})
+        # Makes calls that use mutable arrays; None before the first.
+        self._stateful: Any = None
+        # Whether its caller takes the mutable arrays that it uses as values.
+        self.is_pure = False
         # Closures for calls that were made before, the most recent first.
         self._matchers: list[Callable[..., Any]] = []
         self._match: Callable[..., Any] = _no_match
@@ -149,9 +154,28 @@ class JitFunction:
         return self._call(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The general path: any arguments, any transformation."""
+        """The general path: any arguments, any transformation, mutable arrays too."""
         if config.disable_jit:
             return self._fun(*args, **kwargs)
+        if self._stateful is None:
+            try:
+                return self._call_pure(args, kwargs)
+            except TouchedCells:
+                if self.is_pure:
+                    raise
+                self._stateful = self._stateful_calls()
+        return self._stateful(args, kwargs)
+
+    def _stateful_calls(self) -> Any:
+        def jit(fun: Callable[..., Any]) -> JitFunction:
+            made = JitFunction(fun, inline=self._inline)
+            made.is_pure = True
+            return made
+
+        return stateful.StatefulCalls(self._fun, self._signature, jit)
+
+    def _call_pure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a function that uses no mutable array but its own."""
         split, avals = self._read(args, kwargs)
         if state.trace is not EVAL or any(isinstance(x, Tracer) for x in split.leaves):
             closed, out_tree, hoisted = self._traced(split, avals, args, kwargs)
@@ -248,6 +272,9 @@ class JitFunction:
         try:
             return split, [typeof(x) for x in split.leaves]
         except ArgumentError:
+            cells = [x for x in split.leaves if isinstance(x, Cell)]
+            if cells:
+                raise TouchedCells(self._signature.what, cells) from None
             self._signature.check_arity(args, kwargs)
             raise self._not_an_array(split, args, kwargs) from None
 
@@ -335,9 +362,12 @@ class JitFunction:
             return leaves
 
         names = tuple(signature.leaf_names(args, kwargs))
-        debug = Debug(signature.name, names, signature.source)
+        reads: list[Cell] = []
+        debug = Debug(signature.name, names, signature.source, reads)
         with FLIGHT.phase(TRACING, "trace", signature.name), collector_paused():
             closed = trace_to_jaxpr(flat, avals, debug)
+        if reads:  # their values are no constants: they change between calls
+            raise TouchedCells(signature.what, reads)
         return Entry(
             closed,
             trees[0],
@@ -426,9 +456,16 @@ class JitFunction:
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Trace a call with these arguments, or `ShapeDtypeStruct`s, without running it."""
-        split, avals = self._read(args, kwargs)
-        key = self._key(split, avals)
-        entry = self._entries.get(key) or self._new_entry(key, split, avals, args, kwargs)
+        try:
+            split, avals = self._read(args, kwargs)
+            key = self._key(split, avals)
+            entry = self._entries.get(key) or self._new_entry(key, split, avals, args, kwargs)
+        except TouchedCells as found:
+            raise RefError(
+                f"{current_source()}: {self._signature.what}: stages of a call have no mutable "
+                f"arrays from outside, and this one uses {found.cells[0].aval.short()} (made at "
+                f"{found.cells[0].made_at}); call the function, or take and return values"
+            ) from None
         return Traced(
             entry.closed,
             split.tree,

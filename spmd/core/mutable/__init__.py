@@ -1,0 +1,1 @@
+"""Mutable arrays: cells that hold a value, and functions that read and write them as pure ones."""
