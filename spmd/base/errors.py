@@ -89,8 +89,16 @@ class ShardingError(SpmdError, ValueError):
     """A sharding, mesh or partition spec does not fit the array or the devices."""
 
 
+class NoMeshError(ShardingError, RuntimeError):
+    """A spec is over the mesh in scope, and there is none."""
+
+
 class ShardingTypeError(ShardingError):
     """Along an `Explicit` mesh axis, operands do not say how a result is to be laid out."""
+
+
+class ConstraintError(ShardingTypeError, AssertionError):
+    """Along an `Explicit` mesh axis, a value is laid out otherwise than a constraint says."""
 
 
 class ExpectationError(SpmdError, AssertionError):

@@ -250,7 +250,9 @@ register_array_type(np.generic, _numpy_aval)
 class ShapeDtypeStruct:
     """A shape and dtype without data: what `eval_shape` and `make_jaxpr` take and return.
 
-    `sharding` and `weak_type` are those of the array that it stands for.
+    `sharding` and `weak_type` are those of the array that it stands for; a `PartitionSpec` is over
+    the mesh in scope. Raises `ArgumentError` for one without a mesh, and `ShardingError` if the
+    sharding is of more dims.
 
     >>> spmd.ShapeDtypeStruct((2, 3), np.float32)
     ShapeDtypeStruct(shape=(2, 3), dtype=float32)
@@ -261,11 +263,18 @@ class ShapeDtypeStruct:
     def __init__(self, shape: Any, dtype: Any, *, sharding: Any = None, weak_type: bool = False):
         self.shape = tuple(shape)
         self.dtype = np.dtype(dtype)
+        if sharding is not None:
+            sharding = _resolve_sharding(sharding, self.shape)
         self.sharding = sharding
         self.weak_type = weak_type
 
     ndim = property(lambda self: len(self.shape))
     size = property(lambda self: int(np.prod(self.shape)))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a structure without dimensions")
+        return self.shape[0]
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -280,12 +289,26 @@ class ShapeDtypeStruct:
     def __repr__(self) -> str:
         sharding = "" if self.sharding is None else f", sharding={self.sharding}"
         dtype = dtypes.long_name(self.dtype)
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtype}{sharding})"
+        weak = ", weak_type=True" if self.weak_type else ""
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtype}{sharding}{weak})"
 
     def update(self, **changes: Any) -> ShapeDtypeStruct:
         """The same with some of `shape`, `dtype`, `sharding` and `weak_type` changed."""
         kept = {name: getattr(self, name) for name in self.__slots__}
         return ShapeDtypeStruct(**(kept | changes))
+
+
+def set_sharding_resolver(resolve: Callable[[Any, tuple[int, ...]], Any]) -> None:
+    """Set what makes the sharding of a `ShapeDtypeStruct` of what its user gives for a shape."""
+    global _resolve_sharding
+    _resolve_sharding = resolve
+
+
+def _as_given(sharding: Any, shape: tuple[int, ...]) -> Any:
+    return sharding
+
+
+_resolve_sharding: Callable[[Any, tuple[int, ...]], Any] = _as_given
 
 
 def _aval_of(struct: ShapeDtypeStruct) -> ShapedArray:

@@ -27,7 +27,14 @@ from spmd.core.rewrite import dce
 from spmd.core.trace import in_place_message, set_array_of
 from spmd.sharding.aligned_copy import aligned_copy
 from spmd.sharding.future import Future
-from spmd.sharding.named import Index, NamedSharding, Sharding, SingleDeviceSharding
+from spmd.sharding.named import (
+    Format,
+    Index,
+    Layout,
+    NamedSharding,
+    Sharding,
+    SingleDeviceSharding,
+)
 
 # Small results are kept in `bytes` objects, where CPython has the content behind the header.
 BYTES_OFFSET = bytes.__basicsize__ - 1
@@ -121,6 +128,11 @@ class Array(ArrayMethods):
         """The device of a single-device array, else the sharding."""
         s = self.sharding
         return s.device if isinstance(s, SingleDeviceSharding) else s
+
+    @property
+    def format(self) -> Format:
+        """The order of the dims in memory, and the sharding."""
+        return Format(Layout(tuple(range(self.ndim))), self.sharding)
 
     @property
     def committed(self) -> bool:
@@ -383,10 +395,12 @@ class Array(ArrayMethods):
     def __iter__(self) -> Iterator[Array]:
         if not self.shape:
             raise TypeError("iteration over an array without dimensions")
-        if self.shards is not None:
+        if self.shards is not None and self.is_fully_replicated:
             return (self[k] for k in range(self.shape[0]))
-        value, device = self._value, None if self._sharding is None else self.device
-        row = self.aval.update(shape=self.shape[1:])
+        # Rows of an array that is split lie where the next operation wants them, as in JAX.
+        is_placed = self._sharding is not None and self.shards is None
+        value, device = self._value, self.device if is_placed else None
+        row = self.aval.strip_sharding().update(shape=self.shape[1:])
         return (from_numpy(value[k], row, device) for k in range(self.shape[0]))
 
 

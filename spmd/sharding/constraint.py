@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 from spmd.base.context import state
 from spmd.base.errors import (
     ArgumentError,
+    ConstraintError,
+    DeviceError,
+    NoMeshError,
     PytreeError,
     ShapeError,
     ShardingError,
-    ShardingTypeError,
 )
 from spmd.base.source import current_source
 from spmd.base.tree import (
@@ -21,14 +23,21 @@ from spmd.base.tree import (
     tree_unflatten,
 )
 from spmd.core.argument_names import check_arrays
-from spmd.core.aval import typeof
+from spmd.core.aval import set_sharding_resolver, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.explicit import hooks
 from spmd.core.jvp import is_float0, zero_tangent
 from spmd.core.primitive import Linear, Primitive, Zero, dims, linear
 from spmd.core.vmap import to_front
+from spmd.sharding.abstract_mesh import AbstractMesh
 from spmd.sharding.call_cache import is_evaluated
-from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
+from spmd.sharding.named import (
+    Format,
+    NamedSharding,
+    Sharding,
+    SingleDeviceSharding,
+    without_layout,
+)
 from spmd.sharding.operand_layouts import layouts_of
 from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh, scope
 
@@ -60,7 +69,7 @@ def constrain(name: str, x: Any, sharding: NamedSharding, asserts: bool = False)
     explicit = sharding.explicit_part(aval.ndim)
     if explicit is not None:
         if asserts and aval.sharding is not None and aval.sharding.spec != explicit.spec:
-            raise ShardingTypeError(
+            raise ConstraintError(
                 f"{what}: the type is {aval.short()}, and the constraint says {sharding.spec}; "
                 "along Explicit axes a constraint moves nothing, it checks. Use reshard"
             )
@@ -72,6 +81,7 @@ def constrain(name: str, x: Any, sharding: NamedSharding, asserts: bool = False)
 
 def as_sharding(what: str, place: Any) -> NamedSharding:
     """A sharding as users give one: over a mesh, a spec over that in scope, or of one device."""
+    place = without_layout(place)
     if isinstance(place, NamedSharding):
         return place
     if isinstance(place, SingleDeviceSharding):
@@ -84,7 +94,7 @@ def as_sharding(what: str, place: Any) -> NamedSharding:
     mesh = current_mesh()
     note_mesh_read()
     if not isinstance(mesh, Mesh):
-        raise ShardingError(
+        raise NoMeshError(
             f"{current_source()}: {what}: {place} without a mesh; call it inside "
             "`with spmd.set_mesh(mesh):`, or give NamedSharding(mesh, spec)"
         )
@@ -98,15 +108,22 @@ def as_sharding(what: str, place: Any) -> NamedSharding:
 def constrain_tree(
     x: Any, shardings: Any, what: str, asserts: bool = False, name: str = "x"
 ) -> Any:
-    """Constrain the leaves of `x` by a pytree prefix of shardings; None leaves one free.
+    """Constrain the leaves of `x` by a pytree prefix of shardings.
 
-    Errors call it `name`.
+    None leaves one free; a caller that `asserts` must not leave all free. Errors call it `name`.
     """
     pairs, tree = tree_flatten_with_path(x)
     leaves = [leaf for _, leaf in pairs]
     names = [f"{name}{keystr(path)}" for path, _ in pairs]
     check_arrays(what, names, leaves)
     places = broadcast_prefix(shardings, x, what, is_placement)
+    if asserts and places and all(place is None for place in places):
+        raise ArgumentError(
+            f"{current_source()}: {what}: the sharding None constrains nothing; give P() for a "
+            "value that is whole on each device, or leave the call out"
+        )
+    if asserts and is_evaluated():
+        _check_same_devices(what, names, leaves, places)
     done = [
         leaf
         if place is None
@@ -116,25 +133,59 @@ def constrain_tree(
     return tree_unflatten(tree, done)
 
 
+def _check_same_devices(what: str, names: Any, leaves: Any, places: Any) -> None:
+    """Raise if a constraint would move an array to other devices than those that it is on."""
+    for name, x, place in zip(names, leaves, places, strict=True):
+        now = getattr(x, "_sharding", None)
+        place = without_layout(place)
+        if isinstance(now, NamedSharding) and isinstance(place, Sharding):
+            wanted = place.mesh if isinstance(place, NamedSharding) else place
+            there = () if isinstance(wanted, AbstractMesh) else place.device_set
+            if there and there != now.device_set:
+                raise DeviceError(
+                    f"{current_source()}: {what}: {name} ({x.aval.short()}) is on the devices "
+                    f"{sorted(d.id for d in now.device_set)}, and the constraint names "
+                    f"{sorted(d.id for d in there)}; device_put({name}, sharding) moves it"
+                )
+
+
+def _of_struct(place: Any, shape: tuple[int, ...]) -> Any:
+    """The sharding of a `ShapeDtypeStruct`, of what its user gives."""
+    if isinstance(place, PartitionSpec):
+        if not isinstance(current_mesh(), Mesh):
+            raise ArgumentError(
+                f"{current_source()}: ShapeDtypeStruct: sharding={place} without a mesh; call it "
+                "inside `with spmd.set_mesh(mesh):`, or give NamedSharding(mesh, spec)"
+            )
+        place = as_sharding("ShapeDtypeStruct", place)
+    if isinstance(place, Sharding):
+        place.check_compatible_aval(shape)
+    return place
+
+
+set_sharding_resolver(_of_struct)
+
+
 def shardings_of_leaves(x: Any, shardings: Any, what: str) -> list[Sharding | None]:
     """What a pytree prefix of shardings says of each leaf of `x`."""
-    places = broadcast_prefix(shardings, x, what, is_placement)
+    places = map(without_layout, broadcast_prefix(shardings, x, what, is_placement))
     return [as_sharding(what, p) if isinstance(p, PartitionSpec) else p for p in places]
 
 
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Lay `x`, an array or a pytree, out as `shardings` says, inside a jitted function too.
 
-    `shardings` is a `NamedSharding`, a `PartitionSpec` over the mesh in scope, None (as the
-    compiler likes), or a pytree prefix of those. Values, global shapes and dtypes stay. Under `jit`
+    `shardings` is a `NamedSharding`, a `PartitionSpec` over the mesh in scope, or a pytree prefix
+    of those, in which None leaves a leaf free. Values, global shapes and dtypes stay. Under `jit`
     the compiler lays the value out so and spreads that to the values around; dims whose entry is
     `PartitionSpec.UNCONSTRAINED` are left to it. Outside the data is moved at once. The cotangent
     is laid out alike. Along `Explicit` axes nothing is moved: the type must say the same.
 
-    Raises `ShardingTypeError` if it does not, `ShardingError` if a dim cannot be split evenly, if
-    there is no mesh for a spec or if an axis is manual, as in `shard_map`, and `ArgumentError` if
-    `shardings` holds something else. Inside of `jit` a dim need not divide: along automatic axes
-    the last parts are smaller, and such a value leaves the program whole.
+    Raises `ConstraintError` if it does not, `ShardingError` if a dim cannot be split evenly or if
+    an axis is manual, as in `shard_map`, `NoMeshError` if there is no mesh for a spec,
+    `DeviceError` if an array is on other devices, and `ArgumentError` if `shardings` holds
+    something else. Inside of `jit` a dim need not divide: along automatic axes the last parts are
+    smaller, and such a value leaves the program whole.
 
     >>> rows = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
     >>> f = spmd.jit(lambda x: lax.with_sharding_constraint(x * 2, rows))
@@ -146,7 +197,31 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
 
 def is_placement(x: Any) -> bool:
     """Whether an entry of in_shardings and the like is a leaf: a sharding, a spec or None."""
-    return x is None or isinstance(x, (Sharding, PartitionSpec))
+    return x is None or isinstance(x, (Sharding, PartitionSpec, Format))
+
+
+def check_placements(what: str, shardings: Any) -> None:
+    """Raise unless all leaves are shardings, specs or None, and say where data lies."""
+    for path, leaf in tree_flatten_with_path(shardings, is_placement)[0]:
+        name, place = f"{current_source()}: {what}{keystr(path)}", without_layout(leaf)
+        if not is_placement(place):
+            raise ArgumentError(
+                f"{name} is {place!r} of type {type(place).__name__}; each leaf must be a "
+                "NamedSharding or another Sharding, a PartitionSpec over the mesh in scope, or None"
+            )
+        spec = getattr(place, "spec", place)
+        if isinstance(spec, PartitionSpec) and PartitionSpec.UNCONSTRAINED in spec:
+            raise ShardingError(
+                f"{name} is {place}, and an argument or a result lies in a way that is known; "
+                "UNCONSTRAINED is for with_sharding_constraint. Leave the sharding None"
+            )
+
+
+def device_of_all(*trees: Any) -> Any:
+    """The one `SingleDeviceSharding` that all shardings of some trees are, or None."""
+    found = {place for tree in trees for place in tree_flatten(tree, is_placement)[0]} - {None}
+    one = found.pop() if len(found) == 1 else None
+    return one if isinstance(one, SingleDeviceSharding) else None
 
 
 def prefix_key(shardings: Any) -> Any:

@@ -62,7 +62,7 @@ def reshard(xs: Any, out_shardings: Any) -> Any:
     check_arrays("reshard", names, [x for _, x in pairs])
     places = broadcast_prefix(out_shardings, xs, "reshard", is_placement)
     done = [
-        x if place is None else lay_out(x, place, f"reshard: {name}")
+        lay_out(x, place, f"reshard: {name}")
         for name, (_, x), place in zip(names, pairs, places, strict=True)
     ]
     return tree_unflatten(tree, done)
@@ -202,7 +202,8 @@ def auto_axes(
     no operation is ambiguous. `out_sharding`, a pytree prefix of shardings or specs of the results,
     says how these are laid out; the call may give it, too. Without `f` this is a decorator.
 
-    Raises `ShardingError` if neither gives an `out_sharding`, or if an axis is unknown.
+    Raises `ArgumentError` if neither gives an `out_sharding`, and `ShardingError` if an axis is
+    unknown.
 
     >>> mesh = spmd.make_mesh((4,), ("x",), (spmd.sharding.AxisType.Explicit,))
     >>> x = spmd.device_put(np.ones((4, 4)), spmd.NamedSharding(mesh, spmd.P(None, "x")))
@@ -219,7 +220,7 @@ def auto_axes(
         wanted = default if out_sharding is None else out_sharding
         what = f"{current_source()}: auto_axes({function_name(f)})"
         if wanted is None:
-            raise ShardingError(
+            raise ArgumentError(
                 f"{what}: there is no out_sharding; give auto_axes(f, out_sharding=P(...)) or "
                 "f(..., out_sharding=P(...)), which says how the results are laid out"
             )
@@ -244,7 +245,8 @@ def explicit_axes(
     arguments, says how these are laid out at first; the call may give it, too. Along these axes the
     layouts of the results are left to the compiler again. Without `f` this is a decorator.
 
-    Raises `ShardingError` if neither gives an `in_sharding`, or if an axis is unknown.
+    Raises `ArgumentError` if neither gives an `in_sharding`, and `ShardingError` if an axis is
+    unknown.
 
     >>> mesh = spmd.make_mesh((4,), ("x",), (spmd.sharding.AxisType.Auto,))
     >>> @spmd.jit
@@ -266,7 +268,7 @@ def explicit_axes(
         wanted = default if in_sharding is None else in_sharding
         what = f"{current_source()}: explicit_axes({function_name(f)})"
         if wanted is None:
-            raise ShardingError(
+            raise ArgumentError(
                 f"{what}: there is no in_sharding; give explicit_axes(f, in_sharding=P(...)) or "
                 "f(..., in_sharding=P(...)), which says how the arguments are laid out"
             )

@@ -19,6 +19,7 @@ from spmd.base.device import (
     process_index,
 )
 from spmd.base.errors import ArgumentError, FrozenError, ShardingError
+from spmd.base.record import record
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes
 from spmd.sharding.spec import PartitionSpec, Unconstrained
 
@@ -60,6 +61,10 @@ class Sharding:
     @property
     def is_fully_addressable(self) -> bool:
         return True
+
+    def in_full(self, ndim: int) -> Sharding:
+        """The same as results of `ndim` dims have it."""
+        return self
 
     @property
     def num_devices(self) -> int:
@@ -287,6 +292,15 @@ class NamedSharding(Sharding):
             meshes_of_types[abstract] = mesh
         return NamedSharding(abstract, self.spec.update(entries))
 
+    def in_full(self, ndim: int) -> NamedSharding:
+        """The same as results have it: if types say all, its spec has an entry for each dim."""
+        if len(self.spec) == ndim or not self.mesh.are_all_axes_explicit:
+            return self
+        if ~ndim not in self._explicit:
+            entries = (*self.spec, *[None] * (ndim - len(self.spec)))
+            self._explicit[~ndim] = self.update(spec=self.spec.update(entries))
+        return self._explicit[~ndim] or self
+
     def cotangent(self) -> NamedSharding:
         """How the cotangent of a value is laid out that is laid out like this."""
         spec = self.spec.cotangent()
@@ -487,6 +501,43 @@ class NamedSharding(Sharding):
 def _named_of(mesh: NamedAxes, spec: PartitionSpec, memory_kind: str | None) -> NamedSharding:
     """The sharding that was pickled."""
     return NamedSharding(mesh, spec, memory_kind=memory_kind)
+
+
+@record
+class Layout:
+    """The order of an array's dims in memory, from the slowest to the fastest.
+
+    Arrays are in row-major order here: `major_to_minor` is (0, 1, ...) for each of them. `tiling`
+    and the size of elements below a byte are what JAX says of other devices.
+
+    >>> snp.ones((2, 3)).format.layout.major_to_minor
+    (0, 1)
+    """
+
+    major_to_minor: tuple[int, ...]
+    tiling: Any = ()
+    sub_byte_element_size_in_bits: int = 0
+
+
+@record
+class Format:
+    """A `Layout`, or None, together with a sharding: how an array lies in memory, and where."""
+
+    layout: Any = None
+    sharding: Any = None
+
+
+def without_layout(place: Any) -> Any:
+    """The sharding of a `Format`, or `place` itself; an ArgumentError if dims are in disorder."""
+    if not isinstance(place, Format):
+        return place
+    order = getattr(place.layout, "major_to_minor", ())
+    if tuple(order) != tuple(range(len(order))):
+        raise ArgumentError(
+            f"{place.layout}: arrays lie in row-major order, {tuple(range(len(order)))}; transpose "
+            "the array instead"
+        )
+    return place.sharding
 
 
 # The devices of the meshes of types: the last mesh that each abstract one was made from.

@@ -91,6 +91,13 @@ class PartitionSpec(tuple):
             reduced=self.reduced if reduced is None else reduced,
         )
 
+    def without_trailing(self) -> PartitionSpec:
+        """The same without entries of None at its end, which say nothing."""
+        count = len(self)
+        while count and self[count - 1] is None:
+            count -= 1
+        return self if count == len(self) else self.update(self[:count])
+
     def cotangent(self) -> PartitionSpec:
         """How the cotangent of a value is laid out: `reduced` and `unreduced` change places."""
         if not self.unreduced and not self.reduced:

@@ -256,13 +256,13 @@ def test_second_derivatives_and_checkpoint_keep_layouts():
         (lambda x: reshard(x, P("x", "x")), spmd.errors.ShardingError, "more than once"),
         (lambda x: reshard(x, "x"), spmd.errors.ArgumentError, "is no sharding"),
         (lambda x: reshard(x[None], P("x")), spmd.errors.ShardingError, "not a multiple of 2"),
-        (lambda x: auto_axes(lambda x: x)(x), spmd.errors.ShardingError, "no out_sharding"),
+        (lambda x: auto_axes(lambda x: x)(x), spmd.errors.ArgumentError, "no out_sharding"),
         (
             lambda x: auto_axes(lambda x: x, axes="z", out_sharding=P())(x),
             spmd.errors.ShardingError,
             "names 'z'",
         ),
-        (lambda x: explicit_axes(lambda x: x)(x), spmd.errors.ShardingError, "no in_sharding"),
+        (lambda x: explicit_axes(lambda x: x)(x), spmd.errors.ArgumentError, "no in_sharding"),
     ],
 )
 def test_mistakes_are_named(call: Any, error: Any, told: str):

@@ -381,7 +381,7 @@ def _by_shard(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) 
         given = [x.shards[k] if any(x is s for s in sharded) else x for x in operands]
         shards.append(evaluate(prim, given, params))
     (aval,) = result_avals(prim, [typeof(x) for x in operands], params)
-    return from_shards(aval, first._sharding, shards)
+    return from_shards(aval, first._sharding.in_full(aval.ndim), shards)
 
 
 def _one_equation(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from spmd.base.config import config
 from spmd.base.context import busy, state
 from spmd.base.device import devices
-from spmd.base.errors import ArgumentError, RefError, ShardingError
+from spmd.base.errors import ArgumentError, DeviceError, RefError, ShardingError
 from spmd.base.record import field, record
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten
@@ -40,8 +40,10 @@ from spmd.core.trace import EVAL, Tracer
 from spmd.sharding.array import Array, check_donated
 from spmd.sharding.constraint import (
     as_sharding,
+    check_placements,
     constrain,
     constrain_tree,
+    device_of_all,
     is_placement,
     prefix_key,
     shardings_of_leaves,
@@ -127,11 +129,20 @@ class JitFunction:
             fun, "jit", static_argnums, static_argnames, donate_argnums, donate_argnames
         )
         self._inline = inline
-        self._home = _home(self._signature.what, device, backend)
+        what = self._signature.what
+        for name, given in ("in_shardings", in_shardings), ("out_shardings", out_shardings):
+            check_placements(f"{what}: {name}", given)
+            if given is not None and (device is not None or backend is not None):
+                raise ArgumentError(f"{what}: give a device or a backend, or {name}, not both")
+        self._home = _home(what, device, backend)
+        # Of shardings of one device all that is left is where results lie, and arguments may not.
+        self._only = device_of_all(in_shardings, out_shardings)
+        if self._only is not None:
+            self._home, in_shardings, out_shardings = self._only, None, None
         check_compiler_options(self._signature.what, compiler_options)
         s = self._signature
         self._in_shardings, self._out_shardings = in_shardings, out_shardings
-        shardings = prefix_key(in_shardings), prefix_key(out_shardings)
+        shardings = prefix_key(in_shardings), prefix_key(out_shardings), self._only
         options = (s.static_nums, s.static_names, s.donate_nums, s.donate_names, shardings)
         self._entries: dict[Any, Entry] = _entries.of(fun).setdefault(("jit", options), {})
         # Makes calls that use mutable arrays; None before the first.
@@ -184,6 +195,8 @@ class JitFunction:
             return self._bind(closed, out_tree, hoisted, split.leaves)
         if self._in_shardings is not None:
             self._check_placed(split, args, kwargs)
+        if self._only is not None:
+            self._check_only(split, args, kwargs)
         key = self._key(split, avals)
         entry = self._entries.get(key)
         layouts = layouts_of(split.leaves)
@@ -231,7 +244,9 @@ class JitFunction:
     def _compile(self, entry: Entry, layouts: Any) -> Executable | MeshProgram:
         started = time.perf_counter()
         with FLIGHT.phase(COMPILING, "compile", self._signature.name):
-            made = select.compile_program(entry.closed, entry.donated, layouts=layouts)
+            made = select.compile_program(
+                entry.closed, entry.donated, layouts=layouts, wanted=entry.out_shardings
+            )
         entry.executables[layouts] = made
         if config.log_compiles:
             print(
@@ -412,7 +427,7 @@ class JitFunction:
         """Raise if an argument that is over a mesh is not laid out as `in_shardings` says."""
         what = f"{self._signature.what}: in_shardings"
         for k, (x, place) in enumerate(zip(split.leaves, self._placed(split), strict=True)):
-            if place is None or type(x) is not Array or x.shards is None:
+            if place is None or type(x) is not Array or not x.committed:
                 continue
             wanted = as_sharding(what, place)
             if x.sharding.layout != wanted.layout:
@@ -421,6 +436,17 @@ class JitFunction:
                     f"{current_source()}: {what}: {name} ({x.aval.short()}) is committed to "
                     f"{x.sharding}, and in_shardings says {wanted}; an argument is not moved "
                     f"silently. Leave its entry None, or pass device_put({name}, sharding)"
+                )
+
+    def _check_only(self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise if an argument is committed to another device than that of all shardings."""
+        for k, x in enumerate(split.leaves):
+            if type(x) is Array and x.committed and x.sharding.device_set != self._only.device_set:
+                name = self._signature.leaf_names(args, kwargs)[k]
+                raise DeviceError(
+                    f"{current_source()}: {self._signature.what}: {name} ({x.aval.short()}) is "
+                    f"committed to {x.sharding}, and the shardings name {self._only.device}; pass "
+                    f"device_put({name}, {self._only.device!r})"
                 )
 
     def _explain(

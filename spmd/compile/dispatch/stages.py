@@ -24,7 +24,7 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import eval_closed
 from spmd.core.trace import Tracer
 from spmd.sharding.array import Array, check_donated
-from spmd.sharding.named import NamedSharding, Sharding
+from spmd.sharding.named import Format, Layout, NamedSharding, Sharding
 from spmd.sharding.operand_layouts import Layouts, layouts_of
 from spmd.sharding.spec import Mesh
 
@@ -210,7 +210,9 @@ class Lowered(Stage):
         check_compiler_options(f"lower({self.traced.fun_name}).compile", compiler_options)
         traced = self.traced
         layouts = _layouts_of(traced.split.leaves)
-        program = select.compile_program(traced.jaxpr, traced.donated, self.optimised, layouts)
+        program = select.compile_program(
+            traced.jaxpr, traced.donated, self.optimised, layouts, traced.out_shardings
+        )
         return Compiled(self.traced, program)
 
 
@@ -238,6 +240,11 @@ def _over(mesh: Mesh | None, lies: NamedSharding | None) -> NamedSharding | None
     if lies is None or mesh is None or mesh.abstract_mesh != lies.mesh:
         return lies
     return NamedSharding(mesh, lies.spec)
+
+
+def _formats(avals: Sequence[ShapedArray], shardings: Sequence[Any]) -> list[Format]:
+    pairs = zip(avals, shardings, strict=True)
+    return [Format(Layout(tuple(range(a.ndim))), s) for a, s in pairs]
 
 
 def _layouts_of(leaves: list[Any]) -> Layouts | None:
@@ -278,6 +285,20 @@ class Compiled(Stage):
         """The sharding of each result."""
         return self.out_tree.unflatten(self.executable.output_shardings)
 
+    @property
+    def input_formats(self) -> tuple[Any, dict[str, Any]]:
+        """How positional arguments and those by name lie in memory, and their shardings."""
+        args, kwargs = self.in_tree.unflatten(
+            _formats(self.traced.jaxpr.in_avals, self.executable.input_shardings)
+        )
+        return args, kwargs
+
+    @property
+    def output_formats(self) -> Any:
+        """How the results lie in memory, and their shardings."""
+        found = _formats(self.traced.jaxpr.out_avals, self.executable.output_shardings)
+        return self.out_tree.unflatten(found)
+
     def as_text(self) -> str:
         """The program: its steps, and where each operand lies."""
         return self.executable.as_text()
@@ -293,7 +314,7 @@ class Compiled(Stage):
     def cost_analysis(self) -> dict[str, float]:
         """The least that a call computes and moves: "flops" and "bytes accessed"."""
         core: Any = getattr(self.executable, "executable", self.executable)
-        found = cost_model.cost_of(core.schedule.steps)
+        found = cost_model.cost_of(getattr(core, "core", core).schedule.steps)
         return {"flops": float(found.flops), "bytes accessed": float(found.moved)}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

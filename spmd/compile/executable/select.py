@@ -25,9 +25,9 @@ from spmd.compile.lazy import mesh_executable, partition, pipeline, unasked
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, all_eqns
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array
-from spmd.sharding.named import NamedSharding
+from spmd.sharding.named import NamedSharding, Sharding
 from spmd.sharding.operand_layouts import Layouts, spec_over
-from spmd.sharding.spec import Mesh
+from spmd.sharding.spec import Mesh, PartitionSpec
 
 
 def compile_program(
@@ -35,10 +35,12 @@ def compile_program(
     donated: Sequence[bool] = (),
     optimised: ClosedJaxpr | None = None,
     layouts: Layouts | None = None,
+    wanted: Sequence[Sharding | None] = (),
 ) -> Executable | MeshProgram:
     """The executable of a closed jaxpr, over a mesh if one has to do with it.
 
-    `optimised` is the result of the passes, if they have run; `layouts` are those of the arguments.
+    `optimised` is the result of the passes, if they have run; `layouts` are those of the arguments,
+    and `wanted` is what the user says of those of the results.
     """
     with collector_paused():
         names = closed.jaxpr.primitives
@@ -46,7 +48,7 @@ def compile_program(
             flat = pipeline.inline_calls(closed)
             if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
                 return MeshProgram(flat, flat.eqns[0], donated)
-        made = partitioned(closed, layouts)
+        made = partitioned(closed, layouts, wanted=wanted)
         if made is not None:
             return MeshProgram(made, made.eqns[0], donated)
         if "shard_map" in names:
@@ -81,18 +83,53 @@ def _tell_of_gathers(closed: ClosedJaxpr, layouts: Layouts) -> None:
 
 
 def partitioned(
-    closed: ClosedJaxpr, layouts: Layouts | None, plans: list[Any] | None = None
+    closed: ClosedJaxpr,
+    layouts: Layouts | None,
+    plans: list[Any] | None = None,
+    wanted: Sequence[Sharding | None] = (),
 ) -> ClosedJaxpr | None:
     """A program over a mesh as one `shard_map` equation; None if it is not over one.
 
-    The partitioner's plan is added to `plans`.
+    The partitioner's plan is added to `plans`. Results that lie as the user `wanted`, or else as an
+    argument does, have its very spec.
     """
     mesh = mesh_of(closed, layouts or ())
     if mesh is None:
         return None
     given = layouts or [None] * len(closed.in_avals)
     specs = [None if s is None else spec_over(mesh, s) for s in given]
-    return partition.partition(closed, mesh, specs, [None] * len(closed.out_avals), plans)
+    found = partition.partition(closed, mesh, specs, [None] * len(closed.out_avals), plans)
+    return None if found is None else _with_specs_as_given(found, closed, mesh, specs, wanted)
+
+
+def _with_specs_as_given(
+    made: ClosedJaxpr,
+    closed: ClosedJaxpr,
+    mesh: Mesh,
+    specs: Sequence[PartitionSpec | None],
+    wanted: Sequence[Sharding | None],
+) -> ClosedJaxpr:
+    """The program with those specs of results that users have written, of several that say alike.
+
+    What they ask for comes first, then the specs of arguments that are read and have as many dims;
+    where types say all, specs of results are in full.
+    """
+    (eqn,) = made.eqns
+    outs, jaxpr = eqn.params["out_specs"], closed.jaxpr
+    read: set[Any] = {*jaxpr.outvars, *(a for e in closed.eqns for a in e.invars)}
+    pairs = zip(jaxpr.invars, specs, strict=True)
+    given = [] if mesh.are_all_axes_explicit else [(v, s) for v, s in pairs if s and v in read]
+    chosen = []
+    for k, (spec, aval) in enumerate(zip(outs, closed.out_avals, strict=True)):
+        asked = wanted[k] if wanted else None
+        own = [asked.spec] if isinstance(asked, NamedSharding) and asked.mesh == mesh else []
+        alike = (s for v, s in given if v.aval.ndim == aval.ndim)
+        splits = spec.without_trailing()
+        chosen.append(next((s for s in (*own, *alike) if s.without_trailing() == splits), spec))
+    if tuple(chosen) == outs:
+        return made
+    eqn = eqn.replace(params={**eqn.params, "out_specs": tuple(chosen)})
+    return ClosedJaxpr(made.jaxpr.replace(eqns=(eqn,)), made.consts)
 
 
 def mesh_of(closed: ClosedJaxpr, layouts: Sequence[NamedSharding | None]) -> Mesh | None:
@@ -103,7 +140,7 @@ def mesh_of(closed: ClosedJaxpr, layouts: Sequence[NamedSharding | None]) -> Mes
     mesh = next((s.mesh for s in layouts if s is not None), None) or _first_mesh(closed)
     if mesh is None:
         return None
-    typed = [a.sharding.mesh for a in (*closed.in_avals, *closed.out_avals) if a.sharding]
+    typed = [a.sharding.mesh for a in (*closed.out_avals, *closed.in_avals) if a.sharding]
     types = typed[0].axis_types if typed else (AxisType.Auto,) * len(mesh.axis_names)
     if types == mesh.axis_types or len(types) != len(mesh.axis_types):
         return mesh
