@@ -143,7 +143,7 @@ def _windows(rng: np.random.Generator, values: list[Any]) -> Any:
 
     def cut(start: int, stop: int, step: int = 1) -> Any:
         first = min(start, size - 1)
-        return lax.slice_in_dim(x, first, max(stop, first + 1), step, d)
+        return lax.slice_in_dim(x, first, min(max(stop, first + 1), size), step, d)
 
     config = [(low, high, 0) if n == d else (0, 0, 0) for n in range(x.ndim)]
     window = tuple(2 + low % 2 if n == d else 1 for n in range(x.ndim))
