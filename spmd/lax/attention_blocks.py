@@ -56,6 +56,7 @@ class Attention:
     window: tuple[int, int] | None = None
     bias: bool = False
     masks: int = 0
+    shifted: bool = False
 
     def scored(
         self, products: Any, extras: Sequence[Any], queries: Any, keys: Any
@@ -67,14 +68,17 @@ class Attention:
         dtype = typeof(products).dtype
         scores = mul(products, dtype.type(self.scale))
         masks = list(extras)
+        shift = masks.pop() if self.shifted else None
         if self.bias:
             scores = add(scores, convert_element_type(masks.pop(0), dtype))
-        if self.causal:
-            masks.append(ge(queries(), keys()))
-        if self.window is not None:
-            left, right = self.window
-            masks.append(le(queries(), add(keys(), np.int32(left))))
-            masks.append(ge(queries(), sub(keys(), np.int32(right))))
+        if self.causal or self.window is not None:
+            at = queries() if shift is None else add(queries(), shift)
+            if self.causal:
+                masks.append(ge(at, keys()))
+            if self.window is not None:
+                left, right = self.window
+                masks.append(le(at, add(keys(), np.int32(left))))
+                masks.append(ge(at, sub(keys(), np.int32(right))))
         seen = None
         for mask in masks:
             seen = mask if seen is None else bitwise_and(seen, mask)
@@ -85,7 +89,7 @@ class Attention:
     def chunks(self, queries: int, keys: int) -> list[tuple[int, int, int]]:
         """(first query, last query, keys that any of them sees), for all queries."""
         # A query that sees nothing averages over all keys: only without masks does each see one.
-        alone = self.causal and self.window is None and not self.masks
+        alone = self.causal and self.window is None and not self.masks and not self.shifted
         count = min(_CHUNKS, queries // _LEAST_CHUNK) if alone else 1
         rows = -(-queries // count) if count > 1 else queries
         rows = -(-rows // _MOST_ROWS) * _MOST_ROWS if count > 1 else rows

@@ -6,7 +6,7 @@ The constants are the same on all machines and ranks, so that every rank writes 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from spmd.base import dtypes
 from spmd.core.aval import ShapedArray
@@ -19,14 +19,12 @@ from spmd.partition.indexing import ROWS, SLICES
 from spmd.partition.propagate import Axes, Split
 from spmd.partition.reshaping import lacking_share
 from spmd.partition.rules import COMBINED, KEPT, may_be_uneven, may_split
+from spmd.partition.seconds import BYTE, ELEMENT, EXCHANGE, MULTIPLY_ADD
 from spmd.partition.shifts import rows_lacking
 
-# Seconds to move a byte from device to device, to begin an exchange, for one multiply-add of a
-# product and for one element of anything else.
-BYTE = 1e-10
-EXCHANGE = 2e-6
-MULTIPLY_ADD = 2e-11
-ELEMENT = 2e-10
+# The seconds that writing an equation takes if so many parts of the dims with a label are split,
+# whose other dims are in so many parts: label, parts of its dims, parts of others.
+Inside = Callable[[int, int, int], float]
 
 
 class Choice:
@@ -36,7 +34,7 @@ class Choice:
     `closed` are the labels of their dims that have to stay so, `terms` the axes along which readers
     want the terms of a sum; `windows` are those of dims that halos may split. The results may be at
     an `edge` of the program. `free` are, for each operand, the axes along which every device has it
-    whole already.
+    whole already, and `inside` says what writing itself moves.
     """
 
     def __init__(
@@ -54,12 +52,14 @@ class Choice:
         windows: Windows | None = None,
         edge: bool = False,
         free: Sequence[frozenset[object]] = (),
+        inside: Inside | None = None,
     ):
         self.rule = rule
         self.terms = terms
         self.prim = prim
         self.windows = {HALO + d: found for d, found in (windows or {}).items()}
         self.edge = edge
+        self.inside = inside
         self.free = free or (frozenset(),) * len(operands)
         self.closed = closed
         self.sizes = sizes
@@ -77,7 +77,10 @@ class Choice:
         self.work = self._work(prim)
 
     def _work(self, prim: Primitive) -> float:
-        if prim in (dot_general_p, conv_general_dilated_p, *KEPT):
+        if prim in KEPT:
+            (query, *_), (key, *_), *_ = self.operands
+            return MULTIPLY_ADD * query.size * key.shape[2]
+        if prim in (dot_general_p, conv_general_dilated_p):
             every = {label: max(found) for label, found in self.extent.items()}
             return MULTIPLY_ADD * math.prod(every.values())
         return ELEMENT * max([a.size for a, _, _ in (*self.operands, *self.results)], default=0)
@@ -106,7 +109,8 @@ class Choice:
         for _, labels, split in (*self.results, *self.operands):
             for label, axes in zip(labels, split, strict=True):
                 if axis in axes:
-                    is_cut = label in self.windows or (label >= ROWS and self.slices)
+                    moves = self.slices or self.inside is not None
+                    is_cut = label in self.windows or (label >= ROWS and moves)
                     stays = may_split(self.rule, label) and not is_cut
                     every = (label,) if stays else labels
                     found.update({k: None for k in every if may_split(self.rule, k)})
@@ -125,6 +129,8 @@ class Choice:
             seconds += self._halos(label, count, chosen)
         if label is not None and self.prim is reshape_p:
             seconds += self._reshaped(label, count, chosen)
+        if self.inside is not None and label is not None:
+            seconds += self.inside(label, count, parts)
         for (aval, labels, split), free in zip(self.operands, self.free, strict=True):
             before = _label_of(axis, labels, split)
             after = label if label in labels else None

@@ -140,10 +140,8 @@ def _reduced(
         return [_scattered(eqn, rule, first, parts, cells[0], way.axes, way.over, sizes)]
     if eqn.prim in PICKS:
         outs = write_pick(eqn, parts[0], way.over)
-        return [
-            Value(c, {total_form(s): x}) for c, s, x in zip(cells, way.splits, outs, strict=True)
-        ]
-    outs = bound(eqn, rule, parts, way.splits, sizes, way.axes)
+    else:
+        outs = bound(eqn, rule, parts, way.splits, sizes, way.axes)
     return [Value(cell, {form: x}) for cell, form, x in zip(cells, way.made, outs, strict=True)]
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from spmd.core.ir import Eqn
 from spmd.lax.arithmetic import add
 from spmd.lax.control_scan import named_scan
-from spmd.partition.cost import BYTE, ELEMENT, EXCHANGE
 from spmd.partition.custom_calls import Run
 from spmd.partition.propagate import Axes, Cell, Plan, Scope, even
+from spmd.partition.seconds import BYTE, ELEMENT, EXCHANGE
 from spmd.partition.values import Sizes, Value, form_of, read_as, values_of
 from spmd.sharding.custom_partitioning import custom_partitioning_p
 from spmd.sharding.shard_map_rules import shard_map_p

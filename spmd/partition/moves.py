@@ -28,8 +28,8 @@ from spmd.lax.dynamic import dynamic_slice, dynamic_slice_in_dim, dynamic_update
 from spmd.lax.logic import eq, select
 from spmd.lax.reduce import reduce_and, reduce_or, reduce_prod, reduce_xor
 from spmd.lax.slicing import pad, slice_in_dim
-from spmd.partition.cost import BYTE, EXCHANGE
 from spmd.partition.propagate import Axes, Split
+from spmd.partition.seconds import BYTE, EXCHANGE
 
 
 def _gathered(reduce: Callable[[Any, tuple[int, ...]], Any]) -> Callable[[Any, Axes], Any]:

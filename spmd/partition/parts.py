@@ -16,9 +16,9 @@ from spmd.core.primitive import Dims
 from spmd.core.structural import reshape_p
 from spmd.lax.arithmetic import add
 from spmd.lax.array import full, iota_p, rev_p
-from spmd.lax.attention import bind_attention
 from spmd.lax.concatenate import concatenate_p
 from spmd.lax.convert import convert_element_type
+from spmd.partition.attention import write_attention
 from spmd.partition.cumulative import CUMULATIVE, write_cumulative
 from spmd.partition.halos import (
     HALO,
@@ -71,7 +71,7 @@ def writer_of(
     """
     prim, split = eqn.prim, splits[0]
     if prim in KEPT:
-        return lambda eqn, parts, params: bind_attention(prim, *parts, spec=params["spec"])
+        return lambda eqn, parts, params: write_attention(prim, parts, params["spec"], axes, sizes)
     if prim is iota_p and split[eqn.params["dimension"]]:
         return lambda eqn, parts, params: [_iota(params, split)]
     if prim in CUMULATIVE and (along := split[eqn.params["axis"]]):

@@ -16,7 +16,6 @@ from spmd.core.ir import Eqn
 from spmd.core.primitive import Dims, Primitive, dims, is_refused
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reduce_sum_p, reshape_p
 from spmd.lax.array import iota_p, rev_p, squeeze_p
-from spmd.lax.attention import attention_grad_p, attention_p, attention_tangent_p
 from spmd.lax.concatenate import concatenate_p
 from spmd.lax.conv import conv_general_dilated_p
 from spmd.lax.convert import convert_element_type_p
@@ -30,6 +29,7 @@ from spmd.lax.reduce_window import (
     reduce_window_sum_p,
 )
 from spmd.lax.slicing import pad_p, slice_p
+from spmd.partition.attention import ATTENTION, attention_rule
 from spmd.partition.cumulative import CUMULATIVE
 from spmd.partition.halos import HALO, Windows, halo_rule
 from spmd.partition.indexing import INDEXING, ROWS, indexed_rule
@@ -70,7 +70,7 @@ _ROW_BY_ROW = frozenset(
 _WITH_PLACES = frozenset({rev_p, *CUMULATIVE, *INDEXING, *PICKS})
 # These are partitioned as they are, not as what they stand for: batch and heads of operands are
 # split alike, or have size 1.
-KEPT = (attention_p, attention_tangent_p, attention_grad_p)
+KEPT = ATTENTION
 
 
 def rule_of(eqn: Eqn, windows: Windows) -> Dims | None:
@@ -79,7 +79,7 @@ def rule_of(eqn: Eqn, windows: Windows) -> Dims | None:
     if eqn.prim is reshape_p:
         return _reshape_rule(avals[0].shape, eqn.params["new_sizes"])
     if eqn.prim in KEPT:
-        return _attention_rule(avals, [v.aval for v in eqn.outvars])
+        return attention_rule(eqn)
     if eqn.prim is iota_p:
         ndim = len(eqn.params["shape"])
         return dims([], [range(ndim)])
@@ -144,24 +144,6 @@ def _reshape_rule(old: Shape, new: Shape) -> Dims:
         for label, group in enumerate(groups(old, new)):
             ins[group.old[0]] = outs[group.new[0]] = label
     return dims([ins], [outs])
-
-
-def _attention_rule(operands: Sequence[ShapedArray], results: Sequence[ShapedArray]) -> Dims:
-    """Batch and heads are split in all operands; a bias or a mask may have size 1 there."""
-    batch, heads, *_ = operands[0].shape
-
-    def labels(k: int, aval: ShapedArray) -> list[int]:
-        own = [-1 - 10 * k - d for d in range(aval.ndim)]
-        for d, size in enumerate((batch, heads)):
-            if aval.shape[d] == size:
-                own[d] = d
-        return own
-
-    count = len(operands)
-    return dims(
-        [labels(k, aval) for k, aval in enumerate(operands)],
-        [labels(count + k, aval) for k, aval in enumerate(results)],
-    )
 
 
 # ---- parameters of a part ----------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from spmd.base.context import state
@@ -14,15 +15,16 @@ from spmd.core.ir import Eqn
 from spmd.core.primitive import Dims
 from spmd.core.stage import JaxprTrace, Known
 from spmd.lax.scatter import scatter_add_p
+from spmd.partition.attention import ATTENTION, seconds_inside
 from spmd.partition.cost import Choice
 from spmd.partition.halos import HALO
 from spmd.partition.kinds import Kind
 from spmd.partition.moves import is_uneven
 from spmd.partition.ordering import PICKS
 from spmd.partition.parts import split_by, writer_of
-from spmd.partition.propagate import Axes, Cell
+from spmd.partition.propagate import Axes, Cell, Split
 from spmd.partition.rules import has_sizes, local_sizes
-from spmd.partition.values import Sizes, Value, part_shape, total_form
+from spmd.partition.values import Form, Sizes, Value, part_shape, total_form
 
 
 class Way:
@@ -49,8 +51,10 @@ class Way:
         self.splits = [split_by(labels, axes) for labels in rule.results]
         shared = {label for labels in rule.results for label in labels}
         self.over: Axes = tuple(a for n, own in axes.items() if n not in shared for a in own)
-        combine = (rule.reduces or "") if self.over else ""
-        self.made = [(split, self.over, combine) for split in self.splits]
+        self.made = [
+            _form(rule, split, tuple(a for n, own in axes.items() if n not in labels for a in own))
+            for split, labels in zip(self.splits, rule.results, strict=True)
+        ]
         self.is_plain = self._is_plain(eqn, rule, sizes)
         # The parameters that are other ones on parts: sizes.
         self.params: dict[str, Any] | None = None
@@ -82,6 +86,12 @@ class Way:
         return found if eqn.prim.multiple else [found]
 
 
+def _form(rule: Dims, split: Split, over: Axes) -> Form:
+    """The form of a result that lacks the dims that the axes `over` split."""
+    is_term = over and rule.reduces not in (None, "pick")
+    return (split, over, rule.reduces or "") if is_term else total_form(split)
+
+
 def _chosen(
     eqn: Eqn,
     kind: Kind,
@@ -107,6 +117,7 @@ def _chosen(
         windows=kind.windows,
         edge=any(cell.edge for cell in cells),
         free=[x.axes_whole() for x in operands],
+        inside=partial(seconds_inside, eqn) if eqn.prim in ATTENTION else None,
     ).axes()
 
 

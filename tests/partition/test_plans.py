@@ -97,7 +97,21 @@ CASES: dict[str, tuple[Mapping[str, int], Any, tuple[Any, ...], dict[str, int]]]
         lambda a, b: nn.dot_product_attention(
             *[(a * k).reshape(1, 64, 8, 8) for k in (1, 2, 3)], is_causal=True
         ),
-        (("x",), ()), {"all_to_all": 3},
+        (("x",), ()), {"all_gather": 2},
+    ),
+    "attention of a long sequence by heads": (
+        RING,
+        lambda a, b: nn.dot_product_attention(
+            *[snp.tile(a * k, (1, 8)).reshape(1, 512, 8, 8) for k in (1, 2, 3)], is_causal=True
+        ).sum(1),
+        (("x",), ()), {"all_to_all": 4, "all_reduce": 1},
+    ),
+    "one query of keys beside heads": (
+        RING,
+        lambda a, b: nn.dot_product_attention(
+            b[:1].reshape(1, 1, 8, 8), *[(a * k).reshape(1, 64, 8, 8) for k in (2, 3)]
+        ),
+        (("x",), ()), {"all_to_all": 2},
     ),
     "scan over rows": (
         RING, lambda a, b: lax.scan(lambda c, r: (c + r, c * r), a[0], a)[1], ((None, "x"), ()), {},

@@ -10,7 +10,7 @@ import numpy as np
 
 import spmd
 import spmd.numpy as snp
-from spmd import checkify, lax
+from spmd import checkify, lax, nn
 from tests.partition.programs import draw, draw_spec
 
 
@@ -31,6 +31,17 @@ STRATEGIES: dict[str, Callable[[Any], Any]] = {
     "rows of a map": lambda a: lax.map(lambda r: snp.sin(r) * r.sum(), a),
     "the gradient of a map": spmd.grad(
         lambda a: (lax.map(lambda r: snp.sin(r * a[0]), a) ** 2).sum()
+    ),
+    "attention": lambda a: nn.dot_product_attention(
+        *[snp.sin(a * k).reshape(1, 24, 3, 4) for k in (1, 2, 3)], is_causal=True
+    ),
+    "the gradient of attention": spmd.grad(
+        lambda a: (
+            nn.dot_product_attention(
+                *[snp.sin(a * k).reshape(1, 24, 3, 4) for k in (1, 2, 3)], is_causal=True
+            )
+            ** 2
+        ).sum()
     ),
     "a sum in a scan": lambda a: lax.scan(lambda c, r: (c + r * r, r[0]), snp.zeros(12), a),
 }
