@@ -27,10 +27,10 @@ from spmd.partition.halos import HALO
 from spmd.partition.indexing import ROWS
 from spmd.partition.kinds import Kind
 from spmd.partition.moves import is_uneven
-from spmd.partition.ordering import PICKS, write_pick
 from spmd.partition.parts import bound, split_by, without_padding
 from spmd.partition.propagate import Axes, Cell, even
 from spmd.partition.rules import may_split
+from spmd.partition.strategies.ordering import PICKS, write_pick
 from spmd.partition.values import Sizes, Value, total_form, unsplit, whole
 from spmd.partition.ways import Way
 

@@ -18,8 +18,6 @@ from spmd.lax.arithmetic import add
 from spmd.lax.array import full, iota_p, rev_p
 from spmd.lax.concatenate import concatenate_p
 from spmd.lax.convert import convert_element_type
-from spmd.partition.attention import write_attention
-from spmd.partition.cumulative import CUMULATIVE, write_cumulative
 from spmd.partition.halos import (
     HALO,
     NEUTRAL,
@@ -29,10 +27,12 @@ from spmd.partition.halos import (
     write_concatenation,
 )
 from spmd.partition.indexing import ROWS, split_rows, write_indexing
-from spmd.partition.ordering import write_reversal
 from spmd.partition.propagate import Axes, Split
 from spmd.partition.reshaping import lines_up, reshaped
 from spmd.partition.rules import KEPT, local_params
+from spmd.partition.strategies.attention import write_attention
+from spmd.partition.strategies.cumulative import CUMULATIVE, write_cumulative
+from spmd.partition.strategies.ordering import write_reversal
 from spmd.partition.values import Sizes, part_shape
 
 # Writes an equation on parts of its operands, with the parameters that it has for parts.

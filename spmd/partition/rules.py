@@ -29,12 +29,12 @@ from spmd.lax.reduce_window import (
     reduce_window_sum_p,
 )
 from spmd.lax.slicing import pad_p, slice_p
-from spmd.partition.attention import ATTENTION, attention_rule
-from spmd.partition.cumulative import CUMULATIVE
 from spmd.partition.halos import HALO, Windows, halo_rule
 from spmd.partition.indexing import INDEXING, ROWS, indexed_rule
-from spmd.partition.ordering import PICKS, pick_rule
 from spmd.partition.reshaping import groups
+from spmd.partition.strategies.attention import ATTENTION, attention_rule
+from spmd.partition.strategies.cumulative import CUMULATIVE
+from spmd.partition.strategies.ordering import PICKS, pick_rule
 
 Shape = tuple[int, ...]
 

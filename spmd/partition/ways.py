@@ -15,15 +15,15 @@ from spmd.core.ir import Eqn
 from spmd.core.primitive import Dims
 from spmd.core.stage import JaxprTrace, Known
 from spmd.lax.scatter import scatter_add_p
-from spmd.partition.attention import ATTENTION, seconds_inside
 from spmd.partition.cost import Choice
 from spmd.partition.halos import HALO
 from spmd.partition.kinds import Kind
 from spmd.partition.moves import is_uneven
-from spmd.partition.ordering import PICKS
 from spmd.partition.parts import split_by, writer_of
 from spmd.partition.propagate import Axes, Cell, Split
 from spmd.partition.rules import has_sizes, local_sizes
+from spmd.partition.strategies.attention import ATTENTION, seconds_inside
+from spmd.partition.strategies.ordering import PICKS
 from spmd.partition.values import Form, Sizes, Value, part_shape, total_form
 
 

@@ -12,7 +12,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import NamedSharding, P, debug, lax, nn
-from spmd.partition import attention as strategies
+from spmd.partition.strategies import attention as strategies
 from spmd.sharding import AxisType
 from tests.partition.programs import auto_mesh
 

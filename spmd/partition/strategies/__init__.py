@@ -1,0 +1,1 @@
+"""How families of operations run along split dims, one family a file."""
