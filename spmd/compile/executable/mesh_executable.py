@@ -26,7 +26,7 @@ from spmd.compile.executable.async_operands import (
     deleted,
 )
 from spmd.compile.executable.executable import Executable, constant
-from spmd.compile.executable.mesh_nan_check import check_mesh_nans
+from spmd.compile.executable.mesh_nan_check import Whole, check_mesh_nans
 from spmd.compile.fingerprint import fingerprint
 from spmd.compile.lazy import build, pipeline, redistribute
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
@@ -83,16 +83,20 @@ def evaluate_map(
     operands: Sequence[Any],
     takes: Mapping[int, int] = NOTHING,
     executable: MeshExecutable | None = None,
+    whole: Whole | None = None,
 ) -> list[Array]:
-    """Run a `shard_map` equation on global arrays, looking for NaNs where that is asked for."""
+    """Run a `shard_map` equation on global arrays, looking for NaNs where that is asked for.
+
+    `whole` is the program of which partitioning made the equation.
+    """
     executable = executable or mesh_executable(**params)
     for listener in listeners:
         listener(executable, params)
     if not (config.debug_nans or config.debug_infs):
         return executable(operands, takes)
     outs = executable(operands)  # nothing is written over an operand: it may have to run again
-    kind = "pmap" if params["kind"] == "pmap" else "shard_map"
-    executable.check_nans(f"{kind}({params['name']})", params["jaxpr"], operands, outs)
+    kind = "jit" if whole is not None else "pmap" if params["kind"] == "pmap" else "shard_map"
+    executable.check_nans(f"{kind}({params['name']})", params["jaxpr"], operands, outs, whole)
     return outs
 
 
@@ -221,10 +225,12 @@ class MeshExecutable(Executable):
         wholes = zip(self.whole_avals, out_shardings or self.out_shardings, outs, strict=True)
         return [from_shards(aval, sharding, shards) for aval, sharding, shards in wholes]
 
-    def check_nans(self, what: str, closed: ClosedJaxpr, operands: Any, outs: Any) -> None:
+    def check_nans(
+        self, what: str, closed: ClosedJaxpr, operands: Any, outs: Any, whole: Whole | None
+    ) -> None:
         """Raise on all ranks if a device of any rank made a NaN; `closed` is the program."""
-        shards = self._all_shards(operands)
-        check_mesh_nans(what, closed, self.mesh, shards, [x.shards or (x,) for x in outs])
+        shards, found = self._all_shards(operands), [x.shards or (x,) for x in outs]
+        check_mesh_nans(what, closed, self.mesh, shards, found, whole)
 
     def _all_shards(self, operands: Sequence[Any]) -> list[Sequence[Any]]:
         return [

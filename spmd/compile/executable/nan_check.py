@@ -13,8 +13,10 @@ import numpy as np
 
 from spmd.base import dtypes
 from spmd.base.config import config
+from spmd.base.record import record
 from spmd.base.source import Source
-from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Literal
+from spmd.core.aval import typeof
+from spmd.core.ir import ClosedJaxpr, Eqn, Literal
 from spmd.core.trace import to_numpy
 
 
@@ -24,11 +26,19 @@ def check_nans(closed: ClosedJaxpr, name: str, operands: Sequence[Any], results:
     if bad is None:
         return
     arguments = [to_numpy(x) for x in operands]
-    found = _search(closed.jaxpr, [to_numpy(c) for c in closed.consts], arguments)
+    found = search_nan(closed, [to_numpy(c) for c in closed.consts], arguments)
     if found is None:
         raise FloatingPointError(f"jit({name}): {bad} among its arguments reached its results")
-    prim, bad, source = found
-    raise FloatingPointError(f"jit({name}): {prim} made {bad} at {source}")
+    raise FloatingPointError(f"jit({name}): {found.text} at {found.source}")
+
+
+@record
+class Culprit:
+    """The first operation that made a NaN, in words: "log made a NaN at [3, 4] of f32[4,6],"."""
+
+    prim: str
+    text: str
+    source: Source
 
 
 def what_is_wrong(x: Any) -> str | None:
@@ -41,10 +51,23 @@ def what_is_wrong(x: Any) -> str | None:
     return "an inf" if config.debug_infs and np.isinf(value).any() else None
 
 
-def _search(
-    jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]
-) -> tuple[str, str, Source] | None:
-    """The primitive, its results, and the line of the first equation that makes a NaN of none."""
+def _place(x: np.ndarray) -> str:
+    """Where the first bad value is, and of what; nothing for a scalar."""
+    if not x.ndim:
+        return ""
+    bad = np.zeros(x.shape, bool)
+    for is_bad, looked_for in ((np.isnan, config.debug_nans), (np.isinf, config.debug_infs)):
+        if looked_for:
+            bad |= is_bad(x)
+    index = ", ".join(str(int(k)) for k in np.argwhere(bad)[0])
+    return f" at [{index}] of {typeof(x).short()},"
+
+
+def search_nan(
+    closed: ClosedJaxpr, consts: Sequence[Any], arguments: Sequence[Any]
+) -> Culprit | None:
+    """The first equation that makes a NaN of operands that have none, run on whole values."""
+    jaxpr = closed.jaxpr
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
     for eqn in jaxpr.eqns:
@@ -55,16 +78,17 @@ def _search(
         with np.errstate(all="ignore"):
             outs = eqn.prim.rule("impl")(np, *operands, **eqn.params)
         outs = list(outs) if eqn.prim.multiple else [outs]
-        bad = next(filter(None, map(what_is_wrong, outs)), None)
-        if bad is not None and not any(map(what_is_wrong, operands)):
-            return _inside(eqn, operands) or (eqn.prim.name, bad, eqn.source)
+        wrong = next((x for x in map(np.asarray, outs) if what_is_wrong(x)), None)
+        if wrong is not None and not any(map(what_is_wrong, operands)):
+            text = f"{eqn.prim.name} made {what_is_wrong(wrong)}{_place(wrong)}"
+            return _inside(eqn, operands) or Culprit(eqn.prim.name, text, eqn.source)
         values.update(zip(eqn.outvars, outs, strict=True))
     return None
 
 
-def _inside(eqn: Eqn, operands: Sequence[Any]) -> tuple[str, str, Source] | None:
+def _inside(eqn: Eqn, operands: Sequence[Any]) -> Culprit | None:
     """The culprit inside a call."""
     if eqn.prim.inline is None:
         return None
     body: ClosedJaxpr = eqn.prim.inline(eqn.params)
-    return _search(body.jaxpr, body.consts, operands)
+    return search_nan(body, body.consts, operands)

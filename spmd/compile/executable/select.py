@@ -50,7 +50,7 @@ def compile_program(
                 return MeshProgram(flat, flat.eqns[0], donated)
         made = partitioned(closed, layouts, wanted=wanted)
         if made is not None:
-            return MeshProgram(made, made.eqns[0], donated)
+            return MeshProgram(made, made.eqns[0], donated, closed)
         if "shard_map" in names:
             _check_no_partly_manual_map(closed)
         if layouts is not None and config.unasked_gathers != "allow":
@@ -190,12 +190,22 @@ def _called(closed: ClosedJaxpr) -> Iterator[Eqn]:
 
 
 class MeshProgram:
-    """Runs one shard_map equation; call it with the flat list of arguments."""
+    """Runs one shard_map equation; call it with the flat list of arguments.
+
+    `whole` is the program that was partitioned, if one was.
+    """
 
     is_map = True
 
-    def __init__(self, closed: ClosedJaxpr, eqn: Eqn, donated: Sequence[bool]):
+    def __init__(
+        self,
+        closed: ClosedJaxpr,
+        eqn: Eqn,
+        donated: Sequence[bool],
+        whole: ClosedJaxpr | None = None,
+    ):
         jaxpr = closed.jaxpr
+        self.whole = whole
         self.names = jaxpr.arg_names
         self.in_avals = tuple(closed.in_avals)
         self.out_avals = tuple(closed.out_avals)
@@ -244,7 +254,10 @@ class MeshProgram:
         """Run on arguments of exactly the avals compiled for."""
         common_home(leaves, self.names)
         operands = [value if number is None else leaves[number] for number, value in self._operands]
-        outs = mesh_executable.evaluate_map(self.params, operands, self.takes, self.core)
+        whole = None
+        if self.whole is not None and (config.debug_nans or config.debug_infs):
+            whole = mesh_executable.Whole(self.whole, leaves)
+        outs = mesh_executable.evaluate_map(self.params, operands, self.takes, self.core, whole)
         for leaf, gone in zip(leaves, self.donated, strict=True):
             if gone and isinstance(leaf, Array):
                 leaf.delete()

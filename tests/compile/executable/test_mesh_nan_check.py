@@ -80,3 +80,59 @@ def test_donated_arguments_survive_the_search():
         w = spmd.pmap(lambda x: x)(X)
         with pytest.raises(FloatingPointError, match="log made a NaN on cpu:0"):
             mapped(w, abs(X))
+
+
+# ---- programs that were partitioned ------------------------------------------------------------
+
+Y = np.ones((4, 6), np.float32)
+Y[3, 4] = -1
+
+PARTITIONED: dict[str, tuple[Any, str]] = {
+    "a part": (
+        lambda x: snp.log(x) * 2,
+        r"log made a NaN at \[3, 4\] of f32\[4,6\], on cpu:3 \(x=1, y=1\) at ",
+    ),
+    "transposed": (
+        lambda x: snp.log(x.T).sum(),
+        r"log made a NaN at \[4, 3\] of f32\[6,4\], on cpu:3 \(x=1, y=1\) at ",
+    ),
+    "parts of unequal size": (
+        lambda x: snp.sum(snp.log(x[1:]) * 2),
+        r"log made a NaN at \[2, 4\] of f32\[3,6\], on cpu:3 \(x=1, y=1\) at ",
+    ),
+    "a gradient": (
+        spmd.grad(lambda x: snp.sqrt(x).sum()),
+        r"sqrt made a NaN at \[3, 4\] of f32\[4,6\], on cpu:3",
+    ),
+    "a scalar": (lambda x: snp.log(x.min()), r"log made a NaN on cpu:0 .* at "),
+    "a call": (
+        lambda x: spmd.jit(lambda y: snp.log(y) + 1)(x * 2),
+        r"log made a NaN at \[3, 4\] of f32\[4,6\], on cpu:3",
+    ),
+    "a pmap inside": (
+        lambda x: spmd.pmap(lambda r: snp.log(r))(x) + 1,
+        r"log made a NaN on cpu:3 \(x=1, y=1\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTITIONED)
+def test_a_partitioned_program_names_the_index_in_the_whole_value(name: str):
+    f, told = PARTITIONED[name]
+    mesh = spmd.make_mesh((2, 2), ("x", "y"), spmd.sharding.AxisType.Auto)
+    x = spmd.device_put(Y, spmd.NamedSharding(mesh, P("x", "y")))
+    with pytest.raises(FloatingPointError, match=r"^jit\(.*\): " + told) as found:
+        spmd.jit(f)(x)
+    assert "test_mesh_nan_check.py" in str(found.value)
+    np.testing.assert_allclose(spmd.jit(f)(abs(x)), spmd.jit(f)(abs(Y)), rtol=1e-6)
+
+
+def test_a_nan_in_a_split_argument_is_named():
+    mesh = spmd.make_mesh((2, 2), ("x", "y"), spmd.sharding.AxisType.Auto)
+    x = spmd.device_put(Y * np.nan, spmd.NamedSharding(mesh, P("x", "y")))
+
+    def f(table: Any) -> Any:
+        return table * 2
+
+    with pytest.raises(FloatingPointError, match=r"jit\(f\): argument table holds a NaN on cpu:0"):
+        spmd.jit(f)(x)

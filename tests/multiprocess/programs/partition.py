@@ -83,6 +83,17 @@ def checks(x: np.ndarray, y: Any) -> None:
     check(spmd.jit(f)(y + 1, 0), (x + 1) * 2, "checks that hold")
 
 
+def nans(x: np.ndarray, y: Any) -> None:
+    """All ranks name the index in the whole value."""
+    with spmd.config.override("debug_nans", True):
+        try:
+            spmd.jit(lambda a: snp.sqrt(a.T - 287).sum())(y)
+        except FloatingPointError as error:
+            assert "sqrt made a NaN at [0, 0] of f32[12,24], on rank 0, cpu:0" in str(error), error
+        else:
+            raise AssertionError("no NaN was found")
+
+
 def main(programs: int) -> None:
     """Random programs, their gradients, and operations one by one."""
     count = spmd.device_count()
@@ -118,6 +129,7 @@ def main(programs: int) -> None:
         check(spmd.jit(f)(y), spmd.jit(f)(x), name)
     untyped_maps(mesh, x, y)
     checks(x, y)
+    nans(x, y)
     if spmd.process_index() == 0:
         print(f"partitioned over {spmd.process_count()} ranks, {count} devices: all right")
 
