@@ -21,6 +21,7 @@ from spmd.compile.lower.steps import (
     Launch,
     Loop,
     Multiply,
+    Once,
     Pack,
     Parallel,
     RankExchange,
@@ -144,6 +145,8 @@ def describe(step: Step) -> tuple[str, str]:
             return "parallel", f"{'x'.join(map(str, trips))} rounds"
         case Branch(branches=branches):
             return "branch", f"one of {len(branches)}"
+        case Once(devices=devices):
+            return "once", f"on device{'s' * (len(devices) > 1)} {' '.join(map(str, devices))}"
     return type(step).__name__.lower(), str(getattr(step, "name", ""))
 
 

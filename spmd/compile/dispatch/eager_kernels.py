@@ -38,6 +38,7 @@ from spmd.compile.lower.matmul import view_product
 from spmd.compile.native.cpython import entry_point
 from spmd.compile.native.cpython.object_layout import object_layout
 from spmd.compile.native.llvm.compiler import compile_texts
+from spmd.compile.native.program.frames import Frames
 from spmd.compile.native.program.steps import KernelStep, Program, Slot
 from spmd.compile.native.runtime.allocator import SMALL_BYTES, alloc
 from spmd.compile.native.runtime.run import build_program
@@ -189,7 +190,7 @@ class SizeGenericExecutable(Executable):
         self.in_avals = tuple(closed.in_avals)
         self.out_avals = tuple(closed.out_avals)
         self.donated = (False,) * len(self.in_avals)
-        self.arena = steps.arena
+        self.frames = Frames((steps.arena,), ((0,),) * len(self.out_avals))
         self.takes = {}
         self.results = (None,) * len(self.out_avals)
         self._consts = steps.consts
@@ -201,7 +202,7 @@ class SizeGenericExecutable(Executable):
         (aval,) = self.out_avals
         if object_layout() is None or aval.nbytes > SMALL_BYTES or not self.native.is_alone:
             return None
-        arena = alloc(self.arena)
+        arena = alloc(self.frames.arenas[0])
         given = [
             entry_point.Operand(entry_point.ARRAY, 1 + k, a) for k, a in enumerate(self.in_avals)
         ]

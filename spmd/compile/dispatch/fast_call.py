@@ -274,14 +274,21 @@ class Writer(Matcher):
         Writes the allocation of the blocks that the entry point does not allocate itself.
         """
         executable = self.executable
-        inputs, count = len(executable.in_avals), len(executable.outputs)
+        inputs, count, frames = len(executable.in_avals), len(executable.outputs), executable.frames
         self.template: list[int] = []
         for d, consts in enumerate(executable.const_pointers):
-            self.template += [self.arena(d * self.frame), *[0] * (inputs + count), *consts]
+            words = inputs + count + len(frames.shared)
+            self.template += [self.arena(d * self.frame), *[0] * words, *consts]
         places = list(enumerate(executable.places))
-        words = [d * self.frame + 1 + inputs + k for d, _ in places for k in range(count)]
-        sizes = [max(a.nbytes, 1) for a in executable.outputs] * len(places)
-        owners = self.owners(sizes, words)
+        first = {d: d * self.frame + 1 + inputs for d, _ in places}
+        outputs = [(d, k) for d, _ in places for k in range(count) if frames.outputs[k][d] == d]
+        owners = dict(zip(outputs, self.owners(outputs, first), strict=True))
+        for d, _ in places:
+            for k, homes in enumerate(frames.outputs):
+                if homes[d] != d:
+                    self.offsets.append((first[d] + k, first[homes[d]] + k, 0))
+            for k, homes in enumerate(frames.shared, count):
+                self.offsets.append((first[d] + k, homes[d] * self.frame, 0))
         written = itertools.count()
         made: list[entry_point.Result] = []
         shards = []
@@ -290,9 +297,9 @@ class Writer(Matcher):
                 shards.append(self.forwarded(result, aval, made))
                 continue
             k = next(written)
-            own = [(d * count + k, home) for d, home in places]
             shards.append([f"made[{len(made) + d}]" for d, _ in places])
-            made += [entry_point.Result(words[n], owners[n], aval, home) for n, home in own]
+            owned = [owners[homed, k] for homed in frames.outputs[k]]
+            made += [entry_point.Result(first[d] + k, owned[d], aval, home) for d, home in places]
         return made, shards
 
     def arena(self, word: int) -> int:
@@ -301,15 +308,21 @@ class Writer(Matcher):
         An arena stays with the closure if it is small and no two runs can meet in it.
         """
         executable = self.executable
-        if executable.native.is_alone and executable.arena <= KEPT_ARENA_BYTES:
-            arena = alloc(executable.arena)
+        nbytes = executable.frames.arenas[word // self.frame]
+        if executable.native.is_alone and nbytes <= KEPT_ARENA_BYTES:
+            arena = alloc(nbytes)
             self.bind(arena)
             return arena.address
-        self.fresh_block(executable.arena, word)
+        self.fresh_block(nbytes, word)
         return 0
 
-    def owners(self, sizes: Sequence[int], words: Sequence[int]) -> list[int]:
-        """The owner of each output of each device; `words` are the outputs' words."""
+    def owners(self, outputs: Sequence[tuple[int, int]], first: Mapping[int, int]) -> list[int]:
+        """The owner of each output (device, number) that is in memory of that device.
+
+        `first` are the words of each device's outputs.
+        """
+        sizes = [max(self.executable.outputs[k].nbytes, 1) for _, k in outputs]
+        words = [first[d] + k for d, k in outputs]
         for alignment, most in ((SMALL_ALIGNMENT, SMALL_BYTES), (ALIGNMENT, SLAB_BYTES)):
             total, starts = packed(sizes, alignment)
             if not sizes or self.takes or total > most:
@@ -321,19 +334,22 @@ class Writer(Matcher):
                 self.slab_bytes, self.slab_word = total, words[0]
                 return [entry_point.OF_SLAB] * len(sizes)
             return [self.fresh_block(total, words[0])] * len(sizes)
-        return [self.owner(n, nbytes, words[n]) for n, nbytes in enumerate(sizes)]
+        given = zip(outputs, sizes, words, strict=True)
+        return [self.owner(d, k, nbytes, word) for (d, k), nbytes, word in given]
 
-    def owner(self, number: int, nbytes: int, word: int) -> int:
+    def owner(self, device: int, k: int, nbytes: int, word: int) -> int:
         """The owner of one output: a block of the entry point, or one that Python chooses."""
-        device, k = divmod(number, len(self.executable.outputs))
         taken = self.takes.get(k)
         donor = None if taken is None else self.held_by(taken, device)
-        if donor is None:
+        if taken is None or donor is None:
             return self.fresh_block(nbytes, word)
         found = (self.held_by(leaf, device) for leaf in range(len(self.arrays)))
         others = [name for name in found if name is not None]
-        self.take(f"block{number}", donor, others, nbytes)
-        self.operand(f"block{number}", entry_point.BLOCK, word)
+        homes = self.executable.frames.outputs[k]
+        also = [self.held_by(taken, d) for d, home in enumerate(homes) if home == device != d]
+        block = self.fresh()
+        self.take(block, donor, others, nbytes, [name for name in also if name is not None])
+        self.operand(block, entry_point.BLOCK, word)
         return len(self.operands) - 1
 
     def fresh_block(self, nbytes: int, word: int) -> int:
@@ -341,13 +357,16 @@ class Writer(Matcher):
         self.fresh_blocks.append((home_of(nbytes), word))
         return entry_point.of_block(len(self.fresh_blocks) - 1)
 
-    def take(self, owner: str, donated: str, operands: Sequence[str], nbytes: int) -> None:
+    def take(
+        self, owner: str, donated: str, operands: Sequence[str], nbytes: int, also: Sequence[str]
+    ) -> None:
         """Write the choice between a donated array's block and a new one, as `executable.take`."""
         # Three references are ours: the array's, the variable's, and getrefcount's own. Then no
         # other array has the block; but one array may be two operands.
         alone, pointers = self.distinct(operands)
         self.put(f"{owner} = {donated}.owner")
-        self.put(f"if type({owner}) is not Block or getrefcount({owner}) != 3 or")
+        known = " + ".join(["3", *(f"({x}.owner is {owner})" for x in also)])
+        self.put(f"if type({owner}) is not Block or getrefcount({owner}) != {known} or")
         self.lines[-1] += f" {owner}.address != {donated}.ptr"
         self.lines[-1] += f" or not {alone} and {pointers}.count({donated}.ptr) > 1:"
         self.put(f"    {owner} = alloc({nbytes})")

@@ -8,13 +8,13 @@ results it reads, lest it run on the remains of a failed one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from spmd.base.errors import DeletedError
-from spmd.compile.native.runtime.allocator import Block, alloc
+from spmd.compile.native.runtime.allocator import Block
 from spmd.compile.native.runtime.async_queue import QUEUE, Job
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
@@ -109,7 +109,7 @@ def same_memory(x: Array, aval: ShapedArray, sharding: Any) -> Array:
     return from_memory(x.ptr, owner, aval, sharding)
 
 
-def take_queued(number: int, operands: Sequence[Any]) -> Block | None:
+def take_queued(number: int, operands: Sequence[Any], also: Sequence[Any] = ()) -> Block | None:
     """The block of a donated operand, as `executable.take`, for a call in the queue.
 
     The jobs before it may hold the block too: they have ended when this one runs. The queue's lock
@@ -128,22 +128,12 @@ def take_queued(number: int, operands: Sequence[Any]) -> Block | None:
     for other, y in enumerate(operands):
         if other != number and type(y) is Array and memory_of(y) is block:
             return None
-    own = _OWN_REFERENCES + QUEUE.holders(block)
+    sharing = [y for y in also if type(y) is Array and memory_of(y) is block]
+    for y in sharing:
+        if type(y.owner) is Future and sys.getrefcount(y.owner) != _OWN_REFERENCES - 1:
+            return None
+    own = _OWN_REFERENCES + len(sharing) + QUEUE.holders(block)
     return block if sys.getrefcount(block) == own else None
-
-
-def result_blocks(
-    outputs: Sequence[ShapedArray], takes: Mapping[int, int], operands: Sequence[Any]
-) -> list[Block]:
-    """Memory for the results of a call in the queue: of donated operands, or new.
-
-    The queue's lock is held.
-    """
-    blocks = []
-    for k, aval in enumerate(outputs):
-        block = take_queued(takes[k], operands) if k in takes else None
-        blocks.append(alloc(aval.nbytes) if block is None else block)
-    return blocks
 
 
 def memory_of(x: Array) -> Any:

@@ -7,6 +7,9 @@ be most of its first call's time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from spmd.base.config import config
 from spmd.compile.cpu.assemble.assemble import assemble
 from spmd.compile.cpu.assemble.compile_callees import CalleeCompiler
@@ -26,28 +29,52 @@ from spmd.compile.lower import (  # noqa: F401  (they declare rules)
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.mesh_layout import Topology
 from spmd.compile.lower.steps import Schedule
-from spmd.compile.schedule.memory_plan import plan_program, takes
+from spmd.compile.native.program.frames import Frames
+from spmd.compile.schedule.memory_plan import Plan, plan_program, takes
 from spmd.compile.schedule.overlap_collectives import (
     LEAST_OVERLAP_SECONDS,
     overlap_exchanges,
     summary,
 )
 from spmd.compile.schedule.prepack_operands import prepack
+from spmd.compile.schedule.share_work import share_work
 from spmd.core.ir import ClosedJaxpr
 
-__all__ = ["CalleeCompiler", "assemble", "make_schedule", "plan_program", "summary", "takes"]
+__all__ = [
+    "CalleeCompiler",
+    "assemble",
+    "frames_of",
+    "make_schedule",
+    "plan_program",
+    "summary",
+    "takes",
+]
 
 
 def make_schedule(
-    closed: ClosedJaxpr, topology: Topology | None = None, callees: CalleeCompiler | None = None
+    closed: ClosedJaxpr,
+    topology: Topology | None = None,
+    callees: CalleeCompiler | None = None,
+    varies: Sequence[Sequence[Any]] | None = None,
 ) -> Schedule:
     """The steps of an optimised jaxpr; `topology` is the mesh of a per-device one.
 
-    `callees` compiles their code, from when they are written.
+    `callees` compiles their code, from when they are written. `varies` are the axes of the mesh
+    along which each argument differs; None if that is not known.
     """
     steps = lower(closed, topology, None if callees is None else callees.watch)
     if topology is not None and topology.overlaps:
         # Before anything looks at this machine: all ranks must come to the same order.
         least_seconds = 0.0 if config.overlap == "always" else LEAST_OVERLAP_SECONDS
         steps = overlap_exchanges(steps, least_seconds)
-    return prepack(steps, prefers_packed)
+    steps = prepack(steps, prefers_packed)
+    if topology is not None and varies is not None:
+        steps = share_work(steps, topology, varies)
+    return steps
+
+
+def frames_of(schedule: Schedule, plan: Plan, devices: int) -> Frames:
+    """The memory behind the frames of a program."""
+    own = tuple(range(devices))
+    outputs = tuple([own if b.homes is None else b.homes for b in schedule.outputs])
+    return Frames(plan.arenas(devices), outputs, tuple(plan.shared_homes()))

@@ -26,8 +26,8 @@ from spmd.compile.executable.async_operands import (
     belongs_in_queue,
     deleted,
     pending,
-    result_blocks,
     same_memory,
+    take_queued,
 )
 from spmd.compile.fingerprint import fingerprint
 from spmd.compile.lazy import build, pipeline
@@ -104,7 +104,8 @@ class Executable:
         # Of each device.
         self.const_pointers = [[pointer(c[d]) for c in self._consts] for d in range(self.count)]
         self.outputs = [a for a, r in zip(self.out_avals, self.results, strict=True) if r is None]
-        self.result_bytes = self.count * sum(a.nbytes for a in self.outputs)
+        pairs = zip(self.outputs, self.frames.outputs, strict=True)
+        self.result_bytes = sum(a.nbytes * len(set(homes)) for a, homes in pairs)
         self._report = bytes(8 * (1 + self.count))
         self.pack_frames = struct.Struct(f"{self.native.frame_words}q").pack
 
@@ -155,18 +156,18 @@ class Executable:
             schedule = self.schedule = self._make_schedule(closed, callees)
             self.takes = self.takes_of(self.donated)
             self.native = self._assemble(callees)
-        self.arena = self.plan.arena
+        self.frames = build.frames_of(schedule, self.plan, self.count)
         self._consts = [self._on_each(value, aval) for _, (value, aval) in schedule.consts]
         # For each result: the input that it equals, or None.
         self.results = tuple(r if isinstance(r, int) else None for r in schedule.results)
         if key:
             kept = among_given(closed, [const for _, const in schedule.consts], self._consts)
             save_program(
-                key, self.native.encoded, self.arena, self.results, self.takes, kept, closed
+                key, self.native.encoded, self.frames, self.results, self.takes, kept, closed
             )
 
     def _load(self, stored: StoredProgram, closed: ClosedJaxpr) -> None:
-        self.arena, self.takes, self.results = stored.arena, stored.takes, stored.results
+        self.frames, self.takes, self.results = stored.frames, stored.takes, stored.results
         self.native = NativeProgram(stored.encoded(closed), steps_again=self._steps_again)
         given = zip(closed.consts, closed.jaxpr.constvars, strict=True)
         self._consts = stored.constants([self._on_each(value, v.aval) for value, v in given])
@@ -236,17 +237,12 @@ class Executable:
     ) -> list[list[Array]]:
         pairs = zip(operands, self.in_avals, strict=True)
         readable = [[_readable(x, aval) for x in each] for each, aval in pairs]
-        arenas = [alloc(self.arena) for _ in range(self.count)]
-        blocks: list[list[Any]] = []
+        arenas = [alloc(nbytes) for nbytes in self.frames.arenas]
+        given = [[x[d] for x in readable] for d in range(self.count)]
+        blocks = self._blocks(given, takes, take)
         words: list[int] = []
-        for d, consts in enumerate(self.const_pointers):
-            given = [x[d] for x in readable]
-            mine = []
-            for k, aval in enumerate(self.outputs):
-                block = take(takes[k], given) if k in takes else None
-                mine.append(alloc(aval.nbytes) if block is None else block)
-            blocks.append(mine)
-            words += [arenas[d].address, *map(pointer, given), *(b.address for b in mine), *consts]
+        for d in range(self.count):
+            words += [arenas[d].address, *map(pointer, given[d]), *self._others(d, blocks, arenas)]
         frames = bytearray(self.pack_frames(*words) + self._report)
         self.native.run_address(np.frombuffer(frames, np.int64).__array_interface__["data"][0])
         return self._results(operands, blocks, None)
@@ -259,20 +255,48 @@ class Executable:
     ) -> list[list[Array]]:
         QUEUE.make_room(self.result_bytes)
         with QUEUE.lock:
-            of_devices = ([x[d] for x in operands] for d in range(self.count))
-            blocks = [result_blocks(self.outputs, takes, given) for given in of_devices]
+            of_devices = [[x[d] for x in operands] for d in range(self.count)]
+            blocks = self._blocks(of_devices, takes, take_queued)
         read = Operands()
-        arenas = [QUEUE.arena(d, self.arena) for d in range(self.count)]
+        arenas = [QUEUE.arena(d, nbytes) for d, nbytes in enumerate(self.frames.arenas)]
         words: list[int] = []
-        for d, consts in enumerate(self.const_pointers):
+        for d in range(self.count):
             given = zip(operands, self.in_avals, may_change, strict=True)
             words.append(arenas[d].address)
             words += [read.add(x[d], aval, changes) for x, aval, changes in given]
-            words += [*(b.address for b in blocks[d]), *consts]
+            words += self._others(d, blocks, arenas)
         kept = {id(x): x for x in (self, *arenas, *itertools.chain.from_iterable(blocks))}
         causes, nbytes = read.causes, self.result_bytes
         job = QUEUE.submit(self.native, words, read.kept | kept, causes, nbytes, self._closed())
         return self._results(operands, blocks, job)
+
+    def _blocks(
+        self,
+        operands: Sequence[Sequence[Any]],
+        takes: Mapping[int, int],
+        taken: Callable[[int, Sequence[Any], Sequence[Any]], Block | None],
+    ) -> list[list[Block]]:
+        """Memory for the outputs of each device: of donated operands, its home's, or new."""
+        blocks: list[list[Block]] = []
+        for d, given in enumerate(operands):
+            mine: list[Block] = []
+            for k, (aval, homes) in enumerate(zip(self.outputs, self.frames.outputs, strict=True)):
+                block = blocks[homes[d]][k] if homes[d] != d else None
+                if block is None and k in takes:
+                    x = takes[k]
+                    also = [operands[e][x] for e, home in enumerate(homes) if home == d != e]
+                    block = taken(x, given, also)
+                mine.append(alloc(aval.nbytes) if block is None else block)
+            blocks.append(mine)
+        return blocks
+
+    def _others(
+        self, device: int, blocks: Sequence[Sequence[Block]], arenas: Sequence[Block]
+    ) -> list[int]:
+        """The words of a device's frame behind its inputs."""
+        shared = [arenas[homes[device]].address for homes in self.frames.shared]
+        outputs = [block.address for block in blocks[device]]
+        return [*outputs, *shared, *self.const_pointers[device]]
 
     def _results(
         self, operands: Sequence[Sequence[Any]], blocks: Sequence[Sequence[Any]], job: Job | None
@@ -402,8 +426,11 @@ def place(results: Sequence[Any], home: SingleDeviceSharding | None) -> None:
 # ---- donation ----------------------------------------------------------------------------------
 
 
-def take(number: int, operands: Sequence[Any]) -> Block | None:
-    """The block of a donated operand, if it is all of it and nothing else refers to it."""
+def take(number: int, operands: Sequence[Any], also: Sequence[Any] = ()) -> Block | None:
+    """The block of a donated operand, if it is all of it and nothing else refers to it.
+
+    `also` are the same operand of other devices, who will share the result: they may share it now.
+    """
     x = operands[number]
     if type(x) is not Array or type(x.owner) is not Block:
         return None
@@ -412,5 +439,5 @@ def take(number: int, operands: Sequence[Any]) -> Block | None:
         if other != number and type(y) is Array and y.owner is x.owner:
             return None
     block = x.owner
-    alone = sys.getrefcount(block) == _OWN_REFERENCES
-    return block if alone and block.address == x.ptr else None
+    known = _OWN_REFERENCES + sum([type(y) is Array and y.owner is x.owner for y in also])
+    return block if sys.getrefcount(block) == known and block.address == x.ptr else None

@@ -61,10 +61,10 @@ def mesh_executable(
 ) -> MeshExecutable:
     """The executable of a `shard_map` equation, remembered with its jaxpr."""
     entries = _known.setdefault(jaxpr, {})
-    key = (mesh, in_specs, out_specs, config.overlap)
+    key = (mesh, in_specs, out_specs, kind, config.overlap)
     if key not in entries:
         with FLIGHT.phase(COMPILING, "compile", name):
-            entries[key] = MeshExecutable(jaxpr, mesh, in_specs, out_specs, name)
+            entries[key] = MeshExecutable(jaxpr, mesh, in_specs, out_specs, name, kind)
     return entries[key]
 
 
@@ -112,8 +112,11 @@ class MeshExecutable(Executable):
         in_specs: Sequence[PartitionSpec],
         out_specs: Sequence[PartitionSpec],
         name: str = "<function>",
+        kind: str = "manual",
     ):
         self.mesh, self.name = mesh, name
+        # The axes along which each argument differs; None if its spec does not say that for sure.
+        self.varies = [s.varying_axes() for s in in_specs] if kind == "manual" else None
         devices = mesh.flat_devices()
         mine = process_index()
         processes = tuple(d.process_index for d in devices)
@@ -150,13 +153,16 @@ class MeshExecutable(Executable):
             return None
         axes = enumerate(self.topology.sizes.items())
         sizes = tuple((axis if type(axis) is str else k, size) for k, (axis, size) in axes)
-        return program_key(partial(fingerprint, closed), (), (sizes, self.topology.local))
+        names = list(self.topology.sizes)
+        varies = self.varies and [[names.index(a) for a in axes] for axes in self.varies]
+        return program_key(partial(fingerprint, closed), (), (sizes, self.topology.local, varies))
 
     def _make_schedule(self, closed: ClosedJaxpr, callees: CalleeCompiler | None) -> Steps:
         if not self.topology.is_spread:
-            return build.make_schedule(self._optimise(closed), self.topology, callees)
+            final = self._optimise(closed)
+            return build.make_schedule(final, self.topology, callees, self.varies)
         final = self._optimise(closed)  # which notes origins in the topology
-        steps = build.make_schedule(final, self.topology)
+        steps = build.make_schedule(final, self.topology, varies=self.varies)
         self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
         self.exchanges = build.summary(self._traced, steps.steps)
         if config.log_compiles or "1" in config.debug:

@@ -24,7 +24,7 @@ from spmd.collectives.volume import KINDS
 from spmd.compile.lower.lowering import Lowering, rule
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
 from spmd.compile.lower.steps import Exchange, Host, RankExchange, Ref, view
-from spmd.compile.native.program.steps import Box
+from spmd.compile.native.program.steps import Box, Meeting
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Eqn
 from spmd.transport.origin import Origin
@@ -93,11 +93,14 @@ def _between_processes(
         lowering.program,
     )
     ins, outs = (view(source, x.aval),), (view(target, out.aval),)
+    meeting = Meeting(groups, KINDS[eqn.prim.name] in ("all_reduce", "all_gather"))
     if topology.overlaps:
         halves = Overlapped(across)
         both = halves.start, halves.wait
         name = f"{eqn.prim.name} {eqn.source.short}"
-        return Host(across.run, ins, outs, name, eqn.source, together=True, halves=both)
+        return Host(
+            across.run, ins, outs, name, eqn.source, together=True, halves=both, meeting=meeting
+        )
     _, rows, count = _shape(eqn, len(groups[0]))
     rounds = None
     if not across.is_watched:
@@ -110,9 +113,10 @@ def _between_processes(
         name = f"{eqn.prim.name} {eqn.source.short}"
         state.record(across.comm.log)
         return RankExchange(
-            rounds, state.address, state.take, source, target, scratch, across.label, name
+            rounds, state.address, state.take, source, target, scratch, across.label, name, meeting
         )
-    return Host(across.run, ins, outs, eqn.prim.name, eqn.source, together=True)
+    name = eqn.prim.name
+    return Host(across.run, ins, outs, name, eqn.source, together=True, meeting=meeting)
 
 
 _OPS = {"psum": "sum", "pmax": "max", "pmin": "min", "reduce_scatter": "sum"}

@@ -39,9 +39,14 @@ class Topology:
 
     def along(self, axis: Any) -> list[int]:
         """The position of each local device along one axis."""
+        indices = self.indices_along(axis)
+        return [indices[k] for k in self.local]
+
+    def indices_along(self, axis: Any) -> list[int]:
+        """The index of each position of the mesh along one axis."""
         names = list(self.sizes)
         below = math.prod(self.sizes[n] for n in names[names.index(axis) + 1 :])
-        return [k // below % self.sizes[axis] for k in self.local]
+        return [k // below % self.sizes[axis] for k in range(len(self.processes))]
 
 
 class PerDevice:

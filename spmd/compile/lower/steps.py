@@ -25,6 +25,7 @@ from spmd.compile.native.program.steps import (
     Exchange,
     Host,
     Loop,
+    Once,
     Parallel,
     RankExchange,
     View,
@@ -38,21 +39,27 @@ from spmd.core.aval import ShapedArray
 
 TEMP, INPUT, OUTPUT, CONST = "temp", "input", "output", "const"
 
+# Of each local device, the device in whose memory a value lies that several have alike: the first
+# of them.
+Homes: TypeAlias = tuple[int, ...]
+
 
 class Buffer:
     """Memory for one value (or a stack of them). Told apart by identity.
 
     `owner` is the number of the parallel loop that keeps a temporary for itself: an iteration's
-    values are apart from those of the iterations beside it.
+    values are apart from those of the iterations beside it. Without `homes` each device has a
+    buffer of its own.
     """
 
-    __slots__ = ("kind", "nbytes", "number", "owner")
+    __slots__ = ("homes", "kind", "nbytes", "number", "owner")
 
     def __init__(self, kind: str, nbytes: int, number: int):
         self.kind = kind
         self.nbytes = nbytes
         self.number = number
         self.owner: int | None = None
+        self.homes: Homes | None = None
 
     def __repr__(self) -> str:
         return f"{self.kind}{self.number}"
@@ -190,6 +197,7 @@ Step: TypeAlias = (
     | "Parallel[Step]"
     | "While[Ref, Step]"
     | "Branch[Ref, Step]"
+    | "Once[Step]"
 )
 
 
@@ -290,4 +298,6 @@ def _name(step: Step) -> str:
             return f"loop {step.trips}"
         case Parallel():
             return f"parallel {'x'.join(map(str, step.trips))}"
+        case Once():
+            return f"once on {' '.join(map(str, step.devices))}"
     return type(step).__name__.lower()

@@ -23,6 +23,7 @@ from spmd.compile.lower.steps import (
     Launch,
     Loop,
     Multiply,
+    Once,
     Pack,
     Parallel,
     RankExchange,
@@ -86,6 +87,8 @@ def step_cost(step: Step) -> Cost:
             return Cost(rounds.nbytes, rounds.nbytes)
         case Loop(body=body) | Parallel(body=body):
             return cost_of(body).times(rounds_of(step))
+        case Once(body=body):
+            return cost_of(body)
         case While(test=test, body=body):
             return cost_of(test) + cost_of(body)
         case Branch(branches=branches):

@@ -6,6 +6,9 @@ written there (a row an iteration, perhaps) from the start. Values whose lives d
 bytes, and a kernel may write its result over an operand that dies there, if it reads each element
 only where it writes it.
 
+A value that several devices share lies in the arena of its home. Devices read it on threads of
+their own, until they all meet: its life ends there.
+
 The memory of a result is free until the result is first written: until then it is shared by large
 temporaries. So a value that becomes a result in its last step (a gradient and its update) needs no
 memory of its own.
@@ -24,8 +27,13 @@ from spmd.compile.lower.steps import (
     TEMP,
     Buffer,
     Copy,
+    Exchange,
+    Homes,
+    Host,
     Launch,
     Multiply,
+    Once,
+    RankExchange,
     Ref,
     Schedule,
     Step,
@@ -65,6 +73,21 @@ class Plan:
     lane_bytes: dict[int, int] = field(default_factory=dict)
     aliased_into: dict[Buffer, Buffer] = field(default_factory=dict)
 
+    def shared_homes(self) -> list[Homes]:
+        """The homes of temporaries in arenas that are not those of each device, in order."""
+        found = {b.homes for b in self.offsets if b not in self.aliased_into}
+        return sorted(homes for homes in found if homes is not None)
+
+    def arenas(self, devices: int) -> tuple[int, ...]:
+        """The size of each device's arena: where one is home to nothing, it may be smaller."""
+        own = [(b, at + b.nbytes) for b, at in self.offsets.items() if b not in self.aliased_into]
+        if not self.shared_homes():
+            return (self.arena,) * devices
+        return tuple(
+            max((end for b, end in own if b.homes is None or b.homes[d] == d), default=0)
+            for d in range(devices)
+        )
+
     def lane_stride(self, buffer: Buffer) -> int:
         """The distance between a temporary's places in two lanes; 0 if it has just one."""
         root = self.lanes.roots.get(buffer.owner)
@@ -88,8 +111,15 @@ def plan_lives(steps: Sequence[Step], threads: int = 1) -> Plan:
     plan = Plan(lanes=choose_lanes(steps, threads))
     uses: Uses = {}
     ends: dict[int, int] = {}
-    _walk(steps, (), uses, ends, plan.steps)
+    shared: dict[Buffer, int] = {}
+    _walk(steps, (), uses, ends, plan.steps, shared)
     plan.lives = {buffer: _life(buffer, places, ends) for buffer, places in uses.items()}
+    if shared:
+        meetings = [at for at, step in enumerate(plan.steps) if isinstance(step, _MEETINGS)]
+        for buffer, last in shared.items():
+            later = bisect_left(meetings, last)
+            end = meetings[later] if later < len(meetings) else len(plan.steps) - 1
+            plan.lives[buffer].last = max(plan.lives[buffer].last, end)
     return plan
 
 
@@ -259,6 +289,8 @@ class _SharedOutputs:
     def can_share(self, output: Buffer, buffer: Buffer, offset: int) -> bool:
         """Whether a temporary has left when the output is written, or is then written over."""
         last, first = self._plan.lives[buffer].last, self._plan.lives[output].first
+        if buffer.homes != output.homes:
+            return False
         if last != first:
             return last < first
         whole = offset == 0 and output.nbytes == buffer.nbytes
@@ -277,6 +309,9 @@ class _SharedOutputs:
 # Of each buffer, the positions of the steps that use it, with the loops around each.
 Uses = dict[Buffer, list[tuple[int, tuple[int, ...]]]]
 
+# Steps that no device passes before all that are there have come.
+_MEETINGS = (Exchange, Host, RankExchange, Once)
+
 
 def _walk(
     steps: Sequence[Step],
@@ -284,8 +319,14 @@ def _walk(
     uses: Uses,
     ends: dict[int, int],
     seen: list[Step],
+    shared: dict[Buffer, int],
+    devices: tuple[int, ...] = (),
 ) -> None:
-    """Note all uses in order; `ends[loop]` becomes the position where the loop ends."""
+    """Note all uses in order; `ends[loop]` becomes the position where the loop ends.
+
+    `shared` gets the last use of each buffer that several devices read on their own; steps inside
+    of a `Once` are run by its `devices`.
+    """
     for step in steps:
         position = len(seen)
         seen.append(step)
@@ -294,8 +335,12 @@ def _walk(
         # The operands of a loop itself are read in every iteration.
         for ref, _ in accesses(step):
             uses.setdefault(ref.buffer, []).append((position, inside))
+            homes = ref.buffer.homes
+            if homes is not None and tuple(sorted(set(homes))) != devices:
+                shared[ref.buffer] = position
+        own = step.devices if isinstance(step, Once) else devices
         for block in blocks(step):
-            _walk(block, inside, uses, ends, seen)
+            _walk(block, inside, uses, ends, seen, shared, own)
         if is_loop:
             ends[position] = len(seen)
             seen.append(step)
@@ -334,6 +379,7 @@ def _dying_operand(plan: Plan, buffer: Buffer, placed: Container[Buffer]) -> Buf
     step = plan.steps[life.first]
     for operand in overwritable(step, buffer):
         fits = operand.kind == TEMP and operand in placed and operand.nbytes == buffer.nbytes
+        fits = fits and operand.homes == buffer.homes
         dying = plan.lives[operand].last == life.first
         if fits and dying and plan.lives[operand].depth == life.depth:
             return operand

@@ -51,7 +51,7 @@ def chain(x):
 def test_dead_values_share_the_arena():
     square = np.eye(32, dtype=np.float32)
     made = executable(chain, square)
-    assert made.arena <= 2 * square.nbytes
+    assert max(made.frames.arenas) <= 2 * square.nbytes
 
 
 def test_values_that_live_together_do_not_overlap():

@@ -62,7 +62,10 @@ from spmd.compile.schedule.memory_plan import Plan
 
 @record
 class Assembled:
-    """A native program, and how many bases of each kind its frames have, in this order."""
+    """A native program, and how many bases of each kind its frames have, in this order.
+
+    Behind the outputs come the arenas of other devices, before the constants.
+    """
 
     native: NativeProgram
     inputs: int
@@ -79,7 +82,8 @@ def assemble(
 ) -> Assembled:
     """Turn a schedule with planned memory into a program that is ready to run.
 
-    Frames hold the arena, then inputs, outputs and constants. `takes` says which outputs may be
+    Frames hold the arena, then inputs, outputs, the arenas in which values lie that devices share,
+    and constants. `takes` says which outputs may be
     written over which inputs; where it is not known yet, every step keeps its place. `callees` may
     have compiled some of the code of the steps.
     """
@@ -120,8 +124,13 @@ class Builder:
         if takes is not None:
             self.aliases = {first_output + k: 1 + taken for k, taken in takes.items()}
         consts = [buffer for buffer, _ in schedule.consts]
-        self.named = (*schedule.inputs, *schedule.outputs, *consts)
-        self.bases = {buffer: k for k, buffer in enumerate(self.named, 1)}
+        shared, behind = plan.shared_homes(), first_output + len(schedule.outputs)
+        self.shared = {homes: k for k, homes in enumerate(shared, behind)}
+        self.named = (*schedule.inputs, *schedule.outputs, *shared, *consts)
+        self.bases = {x: k for k, x in enumerate(self.named, 1) if isinstance(x, Buffer)}
+        if self.aliases is not None:
+            # Values of its own and shared ones lie in a home's arena.
+            self.aliases |= dict.fromkeys(self.shared.values(), 0)
         self.places: dict[Buffer, tuple[int, int, int]] = {}
         # Small loops as functions, by the id of their step.
         self.loops: dict[int, LoopCode] = {}
@@ -143,7 +152,9 @@ class Builder:
     def program(self, devices: int) -> Program:
         """The whole, for a number of virtual devices."""
         steps = tuple(self.steps(self.schedule.steps))
-        return Program((self.plan.arena, *(b.nbytes for b in self.named)), steps, devices)
+        arena = self.plan.arena
+        sizes = [x.nbytes if isinstance(x, Buffer) else arena for x in self.named]
+        return Program((arena, *sizes), steps, devices)
 
     def slot(self, ref: Ref) -> Slot:
         found = self.places.get(ref.buffer)
@@ -159,7 +170,10 @@ class Builder:
         if base is not None:
             return base, 0, 0
         output = self.plan.aliased_into.get(buffer)
-        base = 0 if output is None else self.bases[output]
+        if output is not None:
+            base = self.bases[output]
+        else:
+            base = 0 if buffer.homes is None else self.shared[buffer.homes]
         return base, self.plan.offsets[buffer], self.plan.lane_stride(buffer)
 
     def steps(self, steps: Sequence[Step]) -> list[NativeStep]:

@@ -31,6 +31,7 @@ from spmd.compile.native.program.byte_code import (
     KERNEL,
     KERNEL_FIELDS,
     KINDS,
+    ONCE,
     PARALLEL,
     RANKS,
     RANKS_FIELDS,
@@ -51,6 +52,7 @@ from spmd.compile.native.program.steps import (
     Host,
     KernelStep,
     Loop,
+    Once,
     Parallel,
     Program,
     RankExchange,
@@ -88,11 +90,12 @@ _OF_STEPS = {
     COLLECTIVE: "collective",
     BATCH: "batch",
     RANKS: "ranks",
+    ONCE: "once",
 }
 # Steps whose work threads may share, not only that of steps inside.
 _SHARED = (KERNEL, COPY, COLLECTIVE, SEGMENT, PARALLEL, BATCH)
 # Steps in which devices meet each other, or Python.
-_MEETINGS = (Exchange, Host, RankExchange)
+_MEETINGS = (Exchange, Host, RankExchange, Once)
 
 _INTEGER_BYTES = {"bool": 1, "uint8": 1, "int32": 4, "int64": 8, "uint32": 4}
 
@@ -112,6 +115,8 @@ class Encoder:
         self._levels = 0
         # Lanes of the parallel loop around, 0 outside of one.
         self._lanes = 0
+        # How many devices may run the present step.
+        self._devices = program.devices
         self._max_args = 1
 
     def encode(self) -> Encoded:
@@ -141,7 +146,7 @@ class Encoder:
         """Words and cost (one device, in ps) of a step list."""
         words: list[int] = []
         total = 0
-        for run, together in _segments(steps, self._program.devices):
+        for run, together in _segments(steps, self._devices):
             inner: list[int] = []
             cost = 0
             for step in run:
@@ -161,7 +166,7 @@ class Encoder:
         self._steps.append(step)
         opcode, write = _WRITERS[type(step)]
         words, cost = write(self, step)
-        is_whole = isinstance(step, KernelStep) and step.units * self._program.devices == 1
+        is_whole = isinstance(step, KernelStep) and step.units * self._devices == 1
         self._note(opcode, 0 if is_whole else cost)
         return [opcode, HEAD + len(words), number, *words], cost + STEP_PS
 
@@ -291,6 +296,17 @@ class Encoder:
         fields = [width, len(blocks)]
         return [*fields, *slot, *lengths, *body], max(cost for _, cost in blocks)
 
+    def _once(self, step: Once[Step]) -> tuple[list[int], int]:
+        everyone = range(self._program.devices)
+        if not step.devices or not set(step.devices) <= set(everyone):
+            raise ValueError(f"steps for the devices {step.devices} of {len(everyone)}")
+        before, self._devices = self._devices, len(step.devices)
+        body, cost = self._block(step.body)
+        self._devices = before
+        chosen = [int(device in step.devices) for device in everyone]
+        # The cost of a step is that of one device.
+        return [len(body), *chosen, *body], cost * len(step.devices) // len(everyone)
+
     def _collective(self, step: Exchange[Slot]) -> tuple[list[int], int]:
         size = _check_collective(step, self._program.devices)
         if step.kind == "exchange":
@@ -309,10 +325,12 @@ class Encoder:
         members_at = HEAD + COLLECTIVE_FIELDS + len(source) + len(target)
         sources_at = members_at + len(members)
         passes = 2 if step.kind in ("permute", "broadcast") else size + 1
-        cost = whole * passes * _TRAFFIC_PS
+        cost = whole * passes * _TRAFFIC_PS // (size if step.is_one else 1)
         fields = [KINDS.index(step.kind), block, step.rows, size, len(step.groups), kernel]
         fields += [step.count, step.root, cost, members_at, sources_at, int(_streams(step))]
-        return [*fields, *source, *target, *members, *sources], cost
+        fields.append(1 if step.is_one else size)
+        share = cost * len(members) // self._program.devices
+        return [*fields, *source, *target, *members, *sources], share
 
     def _exchange(self, step: Exchange[Slot], size: int) -> tuple[list[int], int]:
         whole = step.rows * step.count * step.dtype.itemsize
@@ -327,8 +345,9 @@ class Encoder:
         streams = whole * sum(map(len, step.groups)) * 2 >= STREAM_FROM_BYTES
         count = len(boxes) // BOX_FIELDS
         fields = [KINDS.index(step.kind), whole, step.rows, size, len(step.groups), 0]
-        fields += [pieces, count, cost, members_at, boxes_at, int(streams)]
-        return [*fields, *source, *target, *members, *boxes], cost
+        fields += [pieces, count, cost, members_at, boxes_at, int(streams), size]
+        share = cost * len(members) // self._program.devices
+        return [*fields, *source, *target, *members, *boxes], share
 
     def _ranks(self, step: RankExchange[Slot]) -> tuple[list[int], int]:
         rounds, devices = step.rounds, self._program.devices
@@ -395,6 +414,7 @@ _WRITERS: dict[type, tuple[int, Callable[[Encoder, Any], tuple[list[int], int]]]
     BatchStep: (BATCH, Encoder._batch),
     While: (WHILE, Encoder._while),
     Branch: (COND, Encoder._cond),
+    Once: (ONCE, Encoder._once),
     Exchange: (COLLECTIVE, Encoder._collective),
     RankExchange: (RANKS, Encoder._ranks),
 }
@@ -458,6 +478,8 @@ def _check_collective(step: Exchange[Slot], devices: int) -> int:
     inside = all(0 <= end < size for pair in step.pairs for end in pair)
     if len(set(goals)) != len(goals) or not inside:
         raise ValueError(f"{step.name}: pairs must name each goal in [0, {size}) at most once")
+    if step.is_one and step.kind not in ("all_reduce", "all_gather", "broadcast"):
+        raise ValueError(f"{step.name}: a {step.kind} gives each member another result")
     if step.kind != "all_reduce" and step.input == step.output:
         raise ValueError(f"{step.name}: a {step.kind} cannot work in place")
     return size

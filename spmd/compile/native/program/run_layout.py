@@ -47,6 +47,7 @@ PARTS = (
     "collective",
     "batch",
     "ranks",
+    "once",
 )
 
 

@@ -128,6 +128,17 @@ class Copy(Generic[P]):
 
 
 @record
+class Meeting:
+    """Who meets in an exchange between processes: groups of positions of the mesh.
+
+    The members of a group get the `same`, or each a part of its own.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    same: bool
+
+
+@record
 class Host(Generic[P]):
     """Call Python, for operations without a native step: `function(device, inputs, outputs)`.
 
@@ -135,9 +146,10 @@ class Host(Generic[P]):
     may be kept after the call returns. With `together` one call serves all local devices,
     `function(devices, inputs, outputs)`, where `devices` is the tuple of device numbers and
     `inputs[j]`, `outputs[j]` are the lists of views of `devices[j]`; it is a collective, that is
-    all devices must reach it. One that can be in flight while other steps run has `halves`:
-    functions that start it and wait for it. With `effects` it does more than to compute its
-    outputs. An exception stops the program and is raised from `run`.
+    all devices must reach it, those of other processes in its `meeting` too. One that can be in
+    flight while other steps run has `halves`: functions that start it and wait for it. With
+    `effects` it does more than to compute its outputs. An exception stops the program and is raised
+    from `run`.
     """
 
     function: Callable[[Any, list, list], None]
@@ -148,6 +160,7 @@ class Host(Generic[P]):
     together: bool = False
     halves: tuple[Any, Any] | None = None
     effects: bool = False
+    meeting: Meeting | None = None
 
 
 @record
@@ -182,6 +195,7 @@ class Exchange(Generic[P]):
 
     `op` is one of sum, prod, max, min, and, or, xor. `pairs` hold positions within each group.
     The boxes of an exchange do not overlap, and fill every output.
+    If the outputs of a group `is_one` place, it is written once.
     Only all_reduce may have equal input and output slots; apart from that they must not overlap.
     A group of which only some devices arrive (their loops or branches differ) is a
     `CollectiveError`; `name` is its name for the step, best with the user's source line.
@@ -199,6 +213,7 @@ class Exchange(Generic[P]):
     root: int = 0
     boxes: tuple[Box, ...] = ()
     name: str = "collective"
+    is_one: bool = False
 
 
 @record
@@ -219,6 +234,7 @@ class RankExchange(Generic[P]):
     scratch: P | None = None
     label: int = 0
     name: str = "collective"
+    meeting: Meeting | None = None
 
 
 @record
@@ -278,6 +294,18 @@ class Branch(Generic[P, S]):
     dtype: np.dtype = np.dtype(np.int32)
 
 
+@record
+class Once(Generic[S]):
+    """Run `body` on those of the present devices that are in `devices`, for all others too.
+
+    What it writes is in memory that is shared with the others: they wait for it, as for a
+    collective.
+    """
+
+    devices: tuple[int, ...]
+    body: tuple[S, ...]
+
+
 # ---- programs ----------------------------------------------------------------------------------
 
 Step: TypeAlias = (
@@ -291,6 +319,7 @@ Step: TypeAlias = (
     | "Parallel[Step]"
     | "While[Slot, Step]"
     | "Branch[Slot, Step]"
+    | "Once[Step]"
 )
 
 
@@ -299,7 +328,8 @@ class Program:
     """A list of steps and the sizes in bytes of the bases they address (None: not known).
 
     `devices` is the number of virtual devices that run the program in lockstep; each has its own
-    frame with one pointer per base. Bases may be shared between devices where all only read.
+    frame with one pointer per base. Bases may be shared between devices that only read them, or
+    write them in steps that run on one of them (`Once`).
     """
 
     bases: tuple[int | None, ...]
@@ -314,7 +344,7 @@ def blocks(step: S) -> tuple[tuple[S, ...], ...]:
     """The step lists nested in a step, in execution order."""
     found: tuple[Any, ...] = ()
     match step:
-        case Loop() | Parallel():
+        case Loop() | Parallel() | Once():
             found = (step.body,)
         case BatchStep():
             found = (step.steps,)
@@ -338,7 +368,7 @@ def walk(steps: Sequence[S]) -> list[S]:
 def with_blocks(step: Any, write: Callable[[Any], Iterable[Any]]) -> Any:
     """A step over other blocks: the result of `write` for each, in execution order."""
     match step:
-        case Loop() | Parallel():
+        case Loop() | Parallel() | Once():
             return replace(step, body=tuple(write(step.body)))
         case While():
             return replace(step, test=tuple(write(step.test)), body=tuple(write(step.body)))

@@ -24,6 +24,7 @@ from spmd.compile.native.llvm.compiler import loader
 from spmd.compile.native.llvm.cores import available_cores
 from spmd.compile.native.llvm.object_cache import entry_key, object_cache, source_digest
 from spmd.compile.native.program.encoded import Encoded
+from spmd.compile.native.program.frames import Frames
 from spmd.compile.native.program.steps import Host, Slot, View
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr
@@ -59,7 +60,7 @@ class StoredProgram:
     addresses: (word, number of the entry, symbol).
     """
 
-    arena: int
+    memory: tuple[Any, ...]  # the fields of `Frames`
     results: tuple[int | None, ...]
     takes: dict[int, int]
     consts: tuple[int | bytes | tuple[bytes, ...], ...]
@@ -70,6 +71,11 @@ class StoredProgram:
     # Steps that call Python: their number, what they run (see `lower/host_steps.py`), and the shape
     # and dtype of each input and each output.
     hosts: tuple[tuple[int, Any, tuple[Any, ...], tuple[Any, ...]], ...]
+
+    @property
+    def frames(self) -> Frames:
+        """The memory behind its frames."""
+        return Frames(*self.memory)
 
     def encoded(self, closed: ClosedJaxpr) -> Encoded:
         """The program's words with the addresses of this process; its entries are loaded.
@@ -129,7 +135,7 @@ def program_key(
 def save_program(
     key: str,
     encoded: Encoded,
-    arena: int,
+    frames: Frames,
     results: tuple[int | None, ...],
     takes: dict[int, int],
     consts: Sequence[Any],
@@ -154,7 +160,7 @@ def save_program(
         entry: k for k, entry in enumerate(dict.fromkeys(a.entry for _, a in encoded.places))
     }
     stored = StoredProgram(
-        arena=arena,
+        memory=tuple(getattr(frames, f.name) for f in fields(Frames)),
         results=results,
         takes=takes,
         consts=tuple(c if isinstance(c, int) else _bytes_of(c) for c in consts),

@@ -21,6 +21,7 @@ from spmd.compile.fingerprint import fingerprint
 from spmd.compile.lower import host_steps
 from spmd.compile.native.llvm import compiler, object_cache
 from spmd.compile.native.program import stored
+from spmd.compile.native.program.frames import Frames
 from spmd.core import primitive as primitive_module
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive, Refused
@@ -348,7 +349,7 @@ def test_a_program_with_an_unknown_address_is_not_stored(folder):
     made = compile_jaxpr(closed).native.encoded
     before = set(folder.rglob("*.o"))
     made.words[-1] = 2**46
-    stored.save_program("ab" * 32, made, 0, (None,), {}, [], closed)
+    stored.save_program("ab" * 32, made, Frames((0,), ((0,),)), (None,), {}, [], closed)
     assert set(folder.rglob("*.o")) == before
 
 

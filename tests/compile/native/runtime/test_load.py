@@ -40,7 +40,7 @@ def test_a_process_loads_the_parts_that_its_programs_use():
 
 
 def test_each_step_has_its_part_of_the_runtime():
-    everything = set(range(byte_code.KERNEL, byte_code.RANKS + 1))
+    everything = set(range(byte_code.KERNEL, byte_code.ONCE + 1))
     assert set(encode._OF_STEPS) == everything - {byte_code.KERNEL, byte_code.COPY}
     assert {*encode._OF_STEPS.values(), POOL, QUEUE} == set(PARTS)
 

@@ -2,7 +2,7 @@
 
 The one idea: each of these only decides which devices run a nested block next, and how often. A
 loop keeps the list of devices that are still in it, a branch makes one list per choice, a segment
-gives each device to a thread of its own.
+gives each device to a thread of its own. Of devices that do alike, one runs the block.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ def cond_texts() -> list[str]:
 def segment_texts() -> list[str]:
     """The functions of segments."""
     return [f.text() for f in (_segment_units(), _segment())]
+
+
+def once_texts() -> list[str]:
+    """The functions of what devices do alike."""
+    return [_once().text()]
 
 
 def _load_integer() -> Function:
@@ -216,4 +221,23 @@ def _segment() -> Function:
         f.call("share", "void", context, f.symbol("segment_units"), job, count, cost)
         f.ret(f.load("i64", job, JOB_FAILED))
     f.ret(f.call("block", "i64", context, first, end, active, count, args))
+    return f
+
+
+def _once() -> Function:
+    """Run a block on those of the active devices that do it for the others."""
+    f = Function("run_once", "i64", STEP_SIGNATURE, internal=True)
+    context, step, end, active, count, args = f.params
+    body = f.at(end, field(f, step, 0) * -8)
+    chosen = f.at(step, 8 * (layout.HEAD + layout.ONCE_FIELDS))
+    live = f.stack_bytes(count * 4)
+    alive = f.var("i64", 0)
+    with f.range(0, count) as position:
+        device = device_at(f, active, position)
+        with f.if_(f.load("i64", chosen, device * 8).differs(0)):
+            f.store(f.load("i32", active, position * 4), live, alive.get() * 4)
+            alive.set(alive.get() + 1)
+    with f.if_(alive.get() > 0):
+        _run_block(f, context, body, end, live, alive.get(), args)
+    f.ret(OK)
     return f

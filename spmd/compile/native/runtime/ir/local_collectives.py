@@ -55,7 +55,8 @@ def exchange_texts() -> list[str]:
 
 
 def _fields(f: Function, step: Value) -> dict[str, Value]:
-    names = "kind block rows size groups kernel elements root cost_ps members_at sources_at streams"
+    names = "kind block rows size groups kernel elements root cost_ps members_at sources_at"
+    names += " streams writers"
     return {name: field(f, step, i) for i, name in enumerate(names.split())}
 
 
@@ -113,7 +114,7 @@ def _reduce_units() -> Function:
     elements = of["rows"] * of["elements"]
     counts = f.stack("i64", 2)
     f.store(size, counts)
-    f.store(size, counts, 8)
+    f.store(of["writers"], counts, 8)
     now = f.var("i64", begin)
     with f.loop():
         unit = now.get()
@@ -172,7 +173,7 @@ def _stream_copy() -> Function:
 
 
 def _copy_units() -> Function:
-    """Pool body of the collectives that only move data: unit = (group, receiving member, piece)."""
+    """Pool body of the collectives that only move data: unit = (group, writing member, piece)."""
     f = Function("copy_units", "void", ["ptr", "i64", "i64"], internal=True)
     step, table, of, pieces, begin, end = _unit_job(f)
     size, block, kind = of["size"], of["block"], of["kind"]
@@ -182,8 +183,8 @@ def _copy_units() -> Function:
         owner = unit // pieces
         offset = (unit - owner * pieces) * PIECE_BYTES
         length = f.smaller(block - offset, PIECE_BYTES)
-        group = owner // size
-        member = owner - group * size
+        group = owner // of["writers"]
+        member = owner - group * of["writers"]
         row = f.at(table, group * size * 16)
         target = f.load("ptr", row, (size + member) * 8)
         with f.range(0, of["rows"]) as r, f.range(0, columns) as column:
@@ -328,6 +329,7 @@ def _collective() -> Function:
         share("scatter_units", members, pieces)
     with f.if_(of["kind"].equals(_EXCHANGE)):
         share("box_units", rows * of["root"], of["elements"])
-    share("copy_units", members, (of["block"] + (PIECE_BYTES - 1)) // PIECE_BYTES)
+    writers = rows * of["writers"]
+    share("copy_units", writers, (of["block"] + (PIECE_BYTES - 1)) // PIECE_BYTES)
     f.ret(OK)
     return f

@@ -37,8 +37,9 @@ _OF_STEPS = {
     "run_parallel": layout.PARALLEL,
     "run_batch": layout.BATCH,
     "run_ranks": layout.RANKS,
+    "run_once": layout.ONCE,
 }
-POOL, BLOCK, SCRATCH, RUN_STEPS, SHARE, SHARE_KERNEL, SHARE_COPY = range(12, 19)
+POOL, BLOCK, SCRATCH, RUN_STEPS, SHARE, SHARE_KERNEL, SHARE_COPY = range(13, 20)
 assert SHARE_COPY < PYTHON
 SLOTS: Mapping[str, int] = MappingProxyType(
     _OF_STEPS

@@ -13,6 +13,7 @@ from spmd.compile.native.runtime.ir.callbacks import callback_texts
 from spmd.compile.native.runtime.ir.control_flow import (
     cond_texts,
     for_texts,
+    once_texts,
     segment_texts,
     while_texts,
 )
@@ -40,6 +41,7 @@ _OF_STEPS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
         "collective": exchange_texts,
         "batch": batch_texts,
         "ranks": rank_texts,
+        "once": once_texts,
     }
 )
 
