@@ -65,9 +65,9 @@ def kind_of(eqn: Eqn) -> Kind:
         )
         found = _kinds.get(key)
     except TypeError:  # a parameter that has no hash
-        return _made(eqn)
+        return new_kind(eqn)
     if found is None:
-        found = _made(eqn)
+        found = new_kind(eqn)
         if _may_be_kept(eqn.prim, params):
             if len(_kinds) >= _MOST:
                 _kinds.clear()
@@ -78,7 +78,8 @@ def kind_of(eqn: Eqn) -> Kind:
 _kinds: dict[Any, Kind] = {}
 
 
-def _made(eqn: Eqn) -> Kind:
+def new_kind(eqn: Eqn) -> Kind:
+    """A kind for this equation alone."""
     windows = windows_of(eqn)
     return Kind(eqn.prim, rule_of(eqn, windows), windows)
 

@@ -101,7 +101,7 @@ def _chosen(
     sizes: Sizes,
 ) -> dict[int, Axes]:
     """For each label of a rule the axes that split its dims."""
-    agreed = _agreed(rule, [*(x.cell for x in operands), *cells], sizes)
+    agreed = agreed_axes(rule, [*(x.cell for x in operands), *cells], sizes)
     if agreed is not None:
         return agreed
     return Choice(
@@ -121,7 +121,7 @@ def _chosen(
     ).axes()
 
 
-def _agreed(rule: Dims, cells: Sequence[Cell], sizes: Sizes) -> dict[int, Axes] | None:
+def agreed_axes(rule: Dims, cells: Sequence[Cell], sizes: Sizes) -> dict[int, Axes] | None:
     """The axes of each label if nothing has to move for them, which none costs less than.
 
     None where costs have to decide.

@@ -83,15 +83,15 @@ def test_what_is_kept_of_kinds_changes_no_program(monkeypatch: pytest.MonkeyPatc
         found = trace.process(prim, operands, params)
         return list(found) if prim.multiple else [found]
 
-    monkeypatch.setattr(propagate, "kind_of", kinds._made)
+    monkeypatch.setattr(propagate, "kind_of", kinds.new_kind)
     monkeypatch.setattr(JaxprTrace, "process_again", process)
     assert texts(range(30)) == with_kinds
 
 
 def test_where_layouts_agree_costs_decide_alike(monkeypatch: pytest.MonkeyPatch):
     found = texts(range(30, 60))
-    monkeypatch.setattr(propagate, "kind_of", kinds._made)
-    monkeypatch.setattr(ways, "_agreed", lambda rule, cells, sizes: None)
+    monkeypatch.setattr(propagate, "kind_of", kinds.new_kind)
+    monkeypatch.setattr(ways, "agreed_axes", lambda rule, cells, sizes: None)
     assert texts(range(30, 60)) == found
 
 
