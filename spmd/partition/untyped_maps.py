@@ -13,7 +13,7 @@ import numpy as np
 
 from spmd.collectives.axis import axis_index_p
 from spmd.core.aval import ShapedArray
-from spmd.core.ir import NO_EFFECTS, ClosedJaxpr, Eqn, Literal, Var, all_eqns
+from spmd.core.ir import NO_EFFECTS, ClosedJaxpr, Eqn, Literal, Var
 from spmd.lax.arithmetic import add_p, mul_p
 from spmd.sharding.operand_layouts import axes_over
 from spmd.sharding.shard_map_rules import shard_map_p
@@ -30,13 +30,14 @@ def with_typed_maps(closed: ClosedJaxpr, mesh: Mesh) -> ClosedJaxpr:
 
     A map over other devices, or over axes of other sizes, stays as it is.
     """
-    if not any(_is_untyped(eqn) for eqn in all_eqns(closed)):
+    if shard_map_p.name not in closed.jaxpr.primitives:
         return closed
-    return _each(closed, lambda eqn: [_typed(eqn, mesh)] if _is_untyped(eqn) else None)
 
+    def change(eqn: Eqn) -> list[Eqn] | None:
+        is_untyped = eqn.prim is shard_map_p and eqn.params["kind"] != "manual"
+        return [_typed(eqn, mesh)] if is_untyped else None
 
-def _is_untyped(eqn: Eqn) -> bool:
-    return eqn.prim is shard_map_p and eqn.params["kind"] != "manual"
+    return _each(closed, change)
 
 
 def _typed(eqn: Eqn, mesh: Mesh) -> Eqn:
