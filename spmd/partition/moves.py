@@ -79,10 +79,15 @@ def route(
     That is an all_gather, an all_to_all or a permute where one of them brings no device more than
     what it lacks, and else an exchange of rectangles.
     """
-    found = _composed(shape, have, want, dict(sizes))
+    by_axis = dict(sizes)
+    found = _composed(shape, have, want, by_axis)
     if not found.collectives:
         return found
-    least, all_alike = _exchanged(shape, have, want, dict(sizes))
+    # Cuts first, and one collective: that brings what lacks, if no part has rows that fill it up.
+    if found.collectives == 1 and isinstance(found.steps[-1], Handed | Gathered):
+        if not is_uneven(shape, have, by_axis) and not is_uneven(shape, want, by_axis):
+            return found
+    least, all_alike = _exchanged(shape, have, want, by_axis)
     one = found.collectives == 1 and all_alike and found.received == least.received
     return found if one else least
 

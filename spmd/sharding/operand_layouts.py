@@ -38,49 +38,55 @@ def spec_over(mesh: Mesh, sharding: NamedSharding) -> PartitionSpec | None:
         return spec
     if not isinstance(other, Mesh):
         return None
-    axes = axes_over(mesh, other)
-    if any(a not in axes for a in (*spec.all_axes(), *spec.unreduced)):
-        return None
-    if spec.unreduced and any(len(real) > 1 for real in axes.values()):
+    entries: list[Any] = []
+    for d, entry in enumerate(spec):
+        if entry is PartitionSpec.UNCONSTRAINED:
+            entries.append(entry)
+            continue
+        axes = _along(mesh, other, spec.axes_of(d))
+        if axes is None:
+            return None
+        entries.append(axes or None)
+    terms = [_along(mesh, other, (a,)) for a in spec.unreduced]
+    if any(axes is None or len(axes) > 1 for axes in terms):
         return None  # terms along one axis are terms along that axis
-    entries = [
-        entry
-        if entry is PartitionSpec.UNCONSTRAINED
-        else tuple([b for a in spec.axes_of(d) for b in axes[a]]) or None
-        for d, entry in enumerate(spec)
-    ]
     while entries and entries[-1] is None:
         entries.pop()
-    return PartitionSpec(*entries, unreduced={b for a in spec.unreduced for b in axes[a]})
+    return PartitionSpec(*entries, unreduced={a for axes in terms for a in axes or ()})
 
 
-@functools.lru_cache(maxsize=256)
 def axes_over(mesh: Mesh, other: Mesh) -> dict[Any, tuple[Any, ...]]:
     """Those axes of a mesh of the same devices along which devices lie as along axes of this one.
 
     Position `k` along an axis of `other` is position `k`, row-major, along the axes given for it.
     """
+    found = {name: _along(mesh, other, (name,)) for name in other.axis_names}
+    return {name: axes for name, axes in found.items() if axes is not None}
+
+
+@functools.lru_cache(maxsize=1024)
+def _along(mesh: Mesh, other: Mesh, axes: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The axes of a mesh along which devices lie as along some of another mesh, row-major."""
     place = {
         d.id: at for d, at in zip(other.flat_devices(), np.ndindex(*other.axis_sizes), strict=True)
     }
     if {d.id for d in mesh.flat_devices()} != set(place):
-        return {}
-    positions = np.array([place[d.id] for d in mesh.flat_devices()], np.int64)
-    grid = positions.reshape(*mesh.axis_sizes, len(other.axis_sizes))
-    steps = np.indices(mesh.axis_sizes)
-    found = {}
-    for k, name in enumerate(other.axis_names):
-        along, strides = grid[..., k], {}
-        for n, (axis, size) in enumerate(mesh.shape.items()):
-            stride = int(along.take(1, n).flat[0] - along.flat[0]) if size > 1 else 0
-            if stride:
-                strides[axis] = stride
-        order = sorted(strides, key=lambda axis: -strides[axis])
-        sizes = [mesh.shape[a] for a in order]
-        if [strides[a] for a in order] != [math.prod(sizes[n + 1 :]) for n in range(len(order))]:
-            continue
-        names = list(mesh.axis_names)
-        expected = sum((steps[names.index(a)] * strides[a] for a in order), np.zeros_like(along))
-        if np.array_equal(along, expected):
-            found[name] = tuple(order)
-    return found
+        return None
+    along = np.zeros(mesh.size, np.int64)
+    for axis in axes:
+        k = other.axis_names.index(axis)
+        own = [place[d.id][k] for d in mesh.flat_devices()]
+        along = along * other.axis_sizes[k] + np.array(own, np.int64)
+    along = along.reshape(mesh.axis_sizes)
+    strides = {}
+    for n, (axis, size) in enumerate(mesh.shape.items()):
+        stride = int(along.take(1, n).flat[0] - along.flat[0]) if size > 1 else 0
+        if stride:
+            strides[axis] = stride
+    order = sorted(strides, key=lambda axis: -strides[axis])
+    sizes = [mesh.shape[a] for a in order]
+    if [strides[a] for a in order] != [math.prod(sizes[n + 1 :]) for n in range(len(order))]:
+        return None
+    steps = dict(zip(mesh.axis_names, np.indices(mesh.axis_sizes), strict=True))
+    expected = sum((steps[a] * strides[a] for a in order), np.zeros_like(along))
+    return tuple(order) if np.array_equal(along, expected) else None

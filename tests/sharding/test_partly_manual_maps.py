@@ -259,9 +259,12 @@ def test_collectives_along_axes_of_the_compiler_are_refused():
 def test_work_that_is_not_partitioned_beside_such_a_map_is_an_error():
     mesh = mesh_of(AUTO, AUTO)
     mapped = spmd.shard_map(total, mesh=mesh, in_specs=P("x"), out_specs=P(), axis_names={"x"})
-    other = spmd.pmap(lambda x: x, devices=spmd.devices()[:4])
+    same = spmd.pmap(lambda x: x, devices=spmd.devices()[:4])
+    found = spmd.jit(lambda x: mapped(x) + same(x[:4]).sum())(X)
+    np.testing.assert_allclose(found, mapped(X) + X[:4].sum(), rtol=1e-5)
+    other = spmd.pmap(lambda x: x, devices=spmd.devices()[:2])
     with pytest.raises(ShardingError, match="leaves axes to the compiler"):
-        spmd.jit(lambda x: mapped(x) + other(x[:4]).sum())(X)
+        spmd.jit(lambda x: mapped(x) + other(x[:2]).sum())(X)
 
 
 def test_smap_takes_dims_for_specs():

@@ -175,13 +175,18 @@ def test_a_spec_is_said_over_another_mesh_where_its_axes_are_there():
         (turned, P("a", "b"), P("y", "x")),
         (turned, P(("b", "a")), P(("x", "y"))),
         (split, P("s"), P("y")),
-        (split, P(("p", "q")), None),
+        (split, P(("p", "q")), P("x")),
+        (split, P(("p", "q", "s")), P(("x", "y"))),
+        (split, P(("q", "p")), None),
+        (split, P("p"), None),
+        (turned, P(P.UNCONSTRAINED, "a"), P(P.UNCONSTRAINED, "y")),
         (odd, P("r"), None),
         (odd, P(), P()),
     ]:
         assert spec_over(grid, NamedSharding(mesh, spec)) == expected, (mesh, spec)
     sharding = NamedSharding(grid, P(("x", "y")))
-    assert spec_over(line, sharding) is None and spec_over(grid, sharding) == sharding.spec
+    assert spec_over(line, sharding) == P("r") and spec_over(grid, sharding) == sharding.spec
+    assert spec_over(line, NamedSharding(grid, P("x"))) is None
 
 
 def test_results_and_constraints_over_a_mesh_of_another_shape():
