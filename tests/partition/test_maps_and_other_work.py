@@ -238,3 +238,38 @@ def test_a_pmap_inside_is_a_map_of_the_same_program():
 
     assert isinstance(program(f, X[:4]), MeshProgram)
     np.testing.assert_allclose(spmd.jit(f)(X[:4]), np.tile(X[:4].sum(0), (4, 1)) + 1, rtol=1e-5)
+
+
+# ---- loops in maps along some axes --------------------------------------------------------------
+
+
+def test_loops_may_end_at_other_times_along_the_axes_of_a_map():
+    """The sums along the compiler's axis are reached by all devices that have the same rows."""
+    mesh = grid()
+
+    @partial(
+        spmd.shard_map, mesh=mesh, in_specs=P("data"), out_specs=P("data"), axis_names={"data"}
+    )
+    def turns(rows: Any) -> Any:
+        last = lax.axis_index("data")
+
+        def step(state: Any) -> Any:
+            k, rows = state
+            return k + 1, rows - rows.sum(1, keepdims=True) / 3
+
+        start = lax.pcast(np.int32(0), "data", to="varying")
+        return lax.while_loop(lambda state: state[0] <= last, step, (start, rows))[1]
+
+    x = spmd.device_put(X, NamedSharding(mesh, P("data", "model")))
+    expected = []
+    for count, rows in enumerate(np.split(X, 2)):
+        for _ in range(count + 1):
+            rows = rows - rows.sum(1, keepdims=True) / 3
+        expected.append(rows)
+
+    def f(x: Any) -> Any:
+        return turns(x * 1) + 0
+
+    (move,) = spmd.debug.collectives(f)(x)
+    assert (move.kind, move.axes) == ("all_reduce", ("model",))
+    np.testing.assert_allclose(spmd.jit(f)(x), np.concatenate(expected), rtol=1e-4, atol=1e-5)
