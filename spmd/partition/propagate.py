@@ -30,6 +30,7 @@ from spmd.lax.convert import convert_element_type_p
 from spmd.partition.accumulating import addends
 from spmd.partition.kinds import Groups, Kind, kind_of
 from spmd.partition.rules import CHANGES_RANK, CONTRACTS, KEPT, LEVELS, RENAMES
+from spmd.partition.strategies.rolling import rolls_of
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array
 from spmd.sharding.constraint import sharding_constraint_p
@@ -268,7 +269,8 @@ class Scope:
     `uses` counts the readers of each variable, `kinds` are those of the equations, by number;
     `sizes` are those of the axes of the mesh that are left to the compiler there, and `grid` stands
     for them and for the setting on which types depend. Of a scan, `sums` are the carries that only
-    add up, and `runs` the axes along which each device runs iterations of its own.
+    add up, and `runs` the axes along which each device runs iterations of its own. The `rolls` are
+    equations that put the rows of a value elsewhere, and None what is made for these alone.
     """
 
     __slots__ = (
@@ -278,6 +280,7 @@ class Scope:
         "inner",
         "kinds",
         "mesh",
+        "rolls",
         "runs",
         "sizes",
         "sums",
@@ -291,11 +294,12 @@ class Scope:
         self.mesh = mesh
         self.leave(sizes)
         self.cells = cells
+        self.uses = _uses(closed.jaxpr)
         self.inner: dict[int, list[Scope]] = {}
         self.kinds: dict[int, Kind] = {}
+        self.rolls = rolls_of(closed.jaxpr, self.uses)
         self.runs: dict[int, Axes] = {}
         self.sums: dict[int, frozenset[int]] = {}
-        self.uses = _uses(closed.jaxpr)
 
     def leave(self, sizes: Mapping[Any, int]) -> None:
         """Leave the axes of these sizes to the compiler."""
@@ -367,6 +371,11 @@ class Plan:
 
     def _equation(self, scope: Scope, k: int, eqn: Eqn) -> None:
         cells = scope.cells
+        if k in scope.rolls:
+            roll, made = scope.rolls[k], self._new(scope, eqn)
+            if roll is not None:
+                self.same(made[0], cells[roll.operand])
+            return
         given = [cells[a] if type(a) is Var else Cell(a.aval) for a in eqn.invars]
         build = _STRUCTURAL.get(eqn.prim)
         if build is not None:

@@ -19,9 +19,10 @@ from spmd.partition.control import STRUCTURAL
 from spmd.partition.equations import write_equation
 from spmd.partition.loops import split_iterations
 from spmd.partition.propagate import Cell, Plan, Scope, Split, called_jaxpr, even
+from spmd.partition.strategies.rolling import Roll, write_roll
 from spmd.partition.unasked import Watch, here, watching
 from spmd.partition.untyped_maps import with_typed_maps
-from spmd.partition.values import Sizes, Value, literal, values_of, whole
+from spmd.partition.values import Sizes, Value, form_of, literal, values_of, whole
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.manual_sums import aval_with_sets
 from spmd.sharding.named import NamedSharding
@@ -158,6 +159,16 @@ def _held(eqn: Eqn) -> list[ClosedJaxpr]:
     return [x for _, x in subjaxprs(eqn.params) if isinstance(x, ClosedJaxpr)]
 
 
+def _rolled(scope: Scope, eqn: Eqn, roll: Roll, x: Value) -> Value:
+    """A value whose rows are elsewhere, split as it was."""
+    cell, sizes = scope.cells[eqn.outvars[0]], scope.sizes
+    split = even(x.cell, sizes).axes
+    part = x.read(split, sizes, cell.unreduced)
+    if not x.is_zero:
+        part = write_roll(part, roll, split[roll.dim], sizes)
+    return Value(cell, {form_of(cell, split): part}, x.is_zero)
+
+
 class _Writer:
     """Runs jaxprs on values, under the trace of the per-device program.
 
@@ -173,7 +184,7 @@ class _Writer:
         env: dict[Var, Value] = dict(zip(jaxpr.invars, given, strict=True))
         for var, value in zip(jaxpr.constvars, scope.closed.consts, strict=True):
             env[var] = self.placed.get(id(value)) or whole(scope.cells[var], value)
-        uses = scope.uses
+        uses, rolls = scope.uses, scope.rolls
         for var, value in env.items():
             value.uses = max(value.uses, uses.get(var, 0))
 
@@ -182,6 +193,11 @@ class _Writer:
             for k, eqn in enumerate(jaxpr.eqns):
                 source = eqn.source
                 state.source = before if source is UNKNOWN else source
+                if k in rolls:
+                    if (roll := rolls[k]) is not None:
+                        env[eqn.outvars[0]] = out = _rolled(scope, eqn, roll, env[roll.operand])
+                        out.uses = uses.get(eqn.outvars[0], 0)
+                    continue
                 operands = [literal(a) if isinstance(a, Literal) else env[a] for a in eqn.invars]
                 outs = self._equation(scope, k, eqn, operands)
                 for n, var in enumerate(eqn.outvars):

@@ -82,9 +82,8 @@ CASES: dict[str, tuple[Mapping[str, int], Any, tuple[Any, ...], dict[str, int]]]
     "padded by many": (
         RING, lambda a, b: snp.pad(a, ((64, 0), (0, 0))) * 2, (("x",), ()), {"exchange": 1},
     ),
-    "roll": (
-        RING, lambda a, b: snp.roll(a, 3, 0), (("x",), ()), {"permute": 1, "all_reduce": 1},
-    ),
+    "roll": (RING, lambda a, b: snp.roll(a, 3, 0), (("x",), ()), {"permute": 1}),
+    "roll over devices": (RING, lambda a, b: snp.roll(a, 35, 0), (("x",), ()), {"permute": 2}),
     "neighbours": (
         RING, lambda a, b: a[1:-1] + a[2:] + a[:-2], (("x",), ()), {"all_to_all": 1},
     ),

@@ -43,6 +43,8 @@ STRATEGIES: dict[str, Callable[[Any], Any]] = {
             ** 2
         ).sum()
     ),
+    "rolled over devices": lambda a: snp.roll(a, 13, 0) - snp.roll(a, -1, 0),
+    "the gradient of a roll": spmd.grad(lambda a: (snp.roll(a, 5, 0) ** 3 * a).sum()),
     "a sum in a scan": lambda a: lax.scan(lambda c, r: (c + r * r, r[0]), snp.zeros(12), a),
 }
 
