@@ -140,12 +140,12 @@ def device_get(x: Any) -> Any:
 
     Shapes and dtypes stay. An array on one device is not copied: the result is a read-only view of
     it. An array over several devices is assembled, which raises `ShardingError` if other processes
-    hold parts of it.
+    hold parts of it. What is no array, as a number, stays as it is.
 
     >>> spmd.device_get({"w": snp.ones(2)})
     {'w': array([1., 1.], dtype=float32)}
     """
-    return tree_map(lambda leaf: np.asarray(leaf), x)
+    return tree_map(lambda leaf: np.asarray(leaf) if hasattr(leaf, "__array__") else leaf, x)
 
 
 def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., Any]:

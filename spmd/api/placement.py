@@ -26,7 +26,7 @@ from spmd.sharding.array import Array, alias, from_numpy, from_shards, shard_val
 from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.constraint import as_sharding, constrain, sharding_constraint_p
 from spmd.sharding.explicit_layouts import to_auto_p
-from spmd.sharding.named import NamedSharding, PmapSharding, Sharding
+from spmd.sharding.named import Format, NamedSharding, PmapSharding, Sharding, without_layout
 from spmd.sharding.operand_layouts import spec_over
 from spmd.sharding.spec import Mesh, PartitionSpec
 
@@ -64,7 +64,13 @@ def device_put(
     leaves = [leaf for _, leaf in pairs]
     names = [f"x{keystr(path)}" for path, _ in pairs]
     check_arrays("device_put", names, leaves)
+    if may_alias is True and donate is True:
+        raise ArgumentError(
+            f"{current_source()}: device_put: may_alias=True and donate=True: the result cannot "
+            "share memory that is given away; give one of them"
+        )
     places = broadcast_prefix(device, x, "device_put: device", _is_place)
+    places = [without_layout(place) for place in places]
     placed = [_put(n, v, p) for n, v, p in zip(names, leaves, places, strict=True)]
     if may_alias is False:
         pairs = zip(leaves, placed, strict=True)
@@ -73,7 +79,7 @@ def device_put(
 
 
 def _is_place(x: Any) -> bool:
-    return x is None or isinstance(x, (Device, Sharding, PartitionSpec))
+    return x is None or isinstance(x, (Device, Sharding, PartitionSpec, Format))
 
 
 def _put(name: str, x: Any, place: Any) -> Any:
@@ -181,27 +187,54 @@ def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
     return device_put_sharded([x] * len(devices), devices)
 
 
+def _real_sharding(what: str, sharding: Any) -> Any:
+    """The sharding that is given, or that of a format; raises an ArgumentError for another."""
+    found = without_layout(sharding)
+    if not isinstance(found, Sharding):
+        raise ArgumentError(
+            f"{current_source()}: {what}: sharding must be a Sharding, got {sharding!r} of type "
+            f"{type(sharding).__name__}"
+        )
+    return found
+
+
 def make_array_from_callback(
-    shape: Sequence[int], sharding: Sharding, data_callback: Any, *, dtype: Any = None
+    shape: Sequence[int], sharding: Sharding, data_callback: Any, dtype: Any = None
 ) -> Array:
     """Make a global array whose local shards are `data_callback(index)` for each device's slices.
 
     `shape` is the global one; `sharding` says which slices each device holds, and the callback is
-    called for this process's devices only. `dtype` is by default that of the shards, which are
-    converted if it is another one. Raises `ShardingError` if the shape cannot be cut so.
+    called for this process's devices only. `dtype`, if given, must be that of the shards. Raises
+    `ShardingError` if the shape cannot be cut so, `ShapeError` if a shard has another shape, and
+    `ArgumentError` if its dtype differs or `sharding` is none.
 
     >>> layout = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
     >>> spmd.make_array_from_callback((4,), layout, lambda index: np.arange(4)[index] ** 2)
     Array([0, 1, 4, 9], dtype=int32)
     """
-    _check_placing("make_array_from_callback: the array", shape, sharding)
+    what = "make_array_from_callback"
+    sharding = _real_sharding(what, sharding)
+    _check_placing(f"{what}: the array", shape, sharding)
     mine = process_index()
     wanted = None if dtype is None else canonical(dtype)
     shards = [
-        from_numpy(np.asarray(data_callback(index), wanted), device=device)
+        from_numpy(np.asarray(data_callback(index)), device=device)
         for device, index in sharding.devices_indices_map(tuple(shape)).items()
         if device.process_index == mine
     ]
+    part = sharding.shard_shape(tuple(shape))
+    for shard in shards:
+        if shard.shape != part:
+            raise ShapeError(
+                f"{current_source()}: {what}: data_callback gave shape {shard.shape} for "
+                f"{shard.device}; of a {tuple(shape)} laid out by {sharding} it holds {part}"
+            )
+        if shard.dtype != (wanted or shards[0].dtype):
+            raise ArgumentError(
+                f"{current_source()}: {what}: data_callback gave {shard.dtype.name} for "
+                f"{shard.device}, and {'dtype=' if wanted else 'the first shard '}"
+                f"{(wanted or shards[0].dtype).name}; convert with .astype"
+            )
     return from_shards(shards[0].aval.update(shape=tuple(shape)), sharding, shards)
 
 
@@ -221,6 +254,7 @@ def make_array_from_single_device_arrays(
     Array([0, 1], dtype=int32)
     """
     shape, mine = tuple(shape), process_index()
+    sharding = _real_sharding("make_array_from_single_device_arrays", sharding)
     _check_placing("make_array_from_single_device_arrays: the array", shape, sharding)
     given = {x.device: x for x in arrays}
     places = sharding.devices_indices_map(shape)
@@ -240,6 +274,13 @@ def make_array_from_single_device_arrays(
             )
     shards = [given[d] for d in local]
     aval = shards[0].aval.update(shape=shape)
+    other = next((x for x in shards if x.dtype != aval.dtype), None)
+    if other is not None:
+        raise ArgumentError(
+            f"{current_source()}: make_array_from_single_device_arrays: the array on "
+            f"{other.device} is {other.dtype.name}, that on {shards[0].device} {aval.dtype.name}; "
+            "convert with .astype"
+        )
     if dtype is not None and aval.dtype != canonical(dtype):
         raise ArgumentError(
             f"{current_source()}: make_array_from_single_device_arrays: dtype={dtype} but the "

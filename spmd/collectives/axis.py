@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spmd.base.errors import ArgumentError
-from spmd.base.tree import tree_map
+from spmd.base.tree import tree_flatten, tree_map
 from spmd.collectives.groups import NO_IMPL, NOT_PARTITIONED, names_of
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import axis_frame, size_of, vma_hooks
@@ -84,11 +84,12 @@ axis_index_p = Primitive(
 def pcast(x: Any, axis_name: Any, *, to: str) -> Any:
     """Change what the type of a value says of an axis; no data moves.
 
-    `x` keeps its shape and dtype, and `axis_name` is that of `pvary`. `to="varying"` is `pvary`.
-    Inside of a `shard_map` with types, `to="unreduced"` makes what each device has of a varying
-    value its term of a sum, which is the new value, and `to="reduced"` makes the cotangents of an
-    unvarying value unreduced. Raises `ArgumentError` for any other `to` or a value of another
-    state, and `AxisError` if the axis is not in scope.
+    `x` keeps its shape and dtype, and `axis_name` is that of `pvary`. `to="varying"` is `pvary` of
+    a value that does not vary over the axis yet. Inside of a `shard_map` with types,
+    `to="unreduced"` makes what each device has of a varying value its term of a sum, which is the
+    new value, and `to="reduced"` makes the cotangents of an unvarying value unreduced. Raises
+    `ArgumentError` for any other `to` or a value of another state, and `AxisError` if the axis is
+    not in scope.
 
     >>> f = lambda x: lax.pcast(x, "i", to="varying")
     >>> spmd.pmap(f, axis_name="i")(np.arange(4))
@@ -101,6 +102,14 @@ def pcast(x: Any, axis_name: Any, *, to: str) -> Any:
             f"pcast: to={to!r} must be 'varying', 'unreduced' or 'reduced'; psum makes a value "
             "unvarying"
         )
+    for leaf in tree_flatten(x)[0]:
+        have = typeof(leaf).vma
+        again = [a for a in names_of(axis_name) if a in have and axis_frame(a).kind == "manual"]
+        if again:
+            raise ArgumentError(
+                f"pcast: a value of {typeof(leaf).short()} varies over {again[0]!r} already; leave "
+                "the axis out, or use pvary, which casts where it has to"
+            )
     return pvary(x, axis_name)
 
 

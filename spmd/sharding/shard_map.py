@@ -17,7 +17,7 @@ import numpy as np
 from spmd.base.config import config
 from spmd.base.context import state
 from spmd.base.device import process_index
-from spmd.base.errors import DeviceError, PytreeError, ShardingError
+from spmd.base.errors import ArgumentError, DeviceError, PytreeError, ShardingError
 from spmd.base.source import current_source
 from spmd.base.tree import (
     TreeDef,
@@ -42,13 +42,13 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import hoist_tracers
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.trace import Tracer, to_numpy
-from spmd.sharding.abstract_mesh import AxisType
+from spmd.sharding.abstract_mesh import AxisType, NamedAxes
 from spmd.sharding.array import Array, from_numpy, from_shards, shard_value
 from spmd.sharding.call_cache import FastCalls, MappedCall, is_evaluated
 from spmd.sharding.constraint import note_mesh_read
 from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
 from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
-from spmd.sharding.named import NamedSharding
+from spmd.sharding.named import NamedSharding, meshes_of_types
 from spmd.sharding.nested_maps import is_inside_map
 from spmd.sharding.shard_map_rules import (
     Manual,
@@ -87,7 +87,7 @@ def shard_map(
     f: Callable[P, R],
     /,
     *,
-    mesh: Mesh | None = None,
+    mesh: NamedAxes | None = None,
     in_specs: Any = Infer,
     out_specs: Any,
     axis_names: Any = None,
@@ -100,7 +100,7 @@ def shard_map(
     f: None = None,
     /,
     *,
-    mesh: Mesh | None = None,
+    mesh: NamedAxes | None = None,
     in_specs: Any = Infer,
     out_specs: Any,
     axis_names: Any = None,
@@ -112,7 +112,7 @@ def shard_map(
     f: Callable[..., Any] | None = None,
     /,
     *,
-    mesh: Mesh | None = None,
+    mesh: NamedAxes | None = None,
     in_specs: Any = Infer,
     out_specs: Any,
     axis_names: Any = None,
@@ -123,7 +123,8 @@ def shard_map(
     `in_specs` and `out_specs` are pytree prefixes of `PartitionSpec`s: which mesh axes split which
     dims. Global shape (8, 4) with `P("x")` over 4 devices is (2, 4) inside `f`; dtypes are those of
     `f`. Without `in_specs` the types of the arguments say it, along `Explicit` axes. `mesh` is by
-    default that of the surrounding `with mesh:`. An output whose spec leaves out an axis must be
+    default that of the surrounding `with mesh:`; an `AbstractMesh` stands for
+    that in scope, or that of the arguments. An output whose spec leaves out an axis must be
     equal along it, which `check_vma` verifies while tracing; `check_vma=False` takes it on trust.
     `axis_names` are the axes along which `f` sees shards, by default all. Along the others its
     values are whole, and the compiler, or their types, say how they lie: specs do not name them,
@@ -131,8 +132,9 @@ def shard_map(
 
     Raises `ShardingError` if a dim cannot be split evenly, if a spec names an axis that is unknown
     or left to the compiler, if a type says otherwise, if an output may vary along an axis that its
-    spec leaves out, or if there is no mesh; `DeviceError` if an argument lies on other devices. The
-    message names the argument, the arithmetic and the fix.
+    spec leaves out, or if there is no mesh; `DeviceError` if an argument lies on other devices;
+    `ArgumentError` if `axis_names` is no set, or specs or mesh are none. The message names the
+    argument, the arithmetic and the fix.
 
     >>> mesh = spmd.make_mesh((4,), ("x",))
     >>> @spmd.shard_map(mesh=mesh, in_specs=spmd.P("x"), out_specs=spmd.P())
@@ -151,32 +153,58 @@ def shard_map(
             check_vma=check_vma,
         )
 
+    if not callable(f):
+        raise ArgumentError(
+            f"shard_map: {f!r} of type {type(f).__name__} is not callable; give a function"
+        )
+    what = f"shard_map({function_name(f)})"
+    if not (axis_names is None or isinstance(axis_names, (set, frozenset))):
+        raise ArgumentError(
+            f"{current_source()}: {what}: axis_names={axis_names!r} must be a set of axis names, "
+            f"got a {type(axis_names).__name__}"
+        )
+    if not (mesh is None or isinstance(mesh, NamedAxes)):
+        raise ArgumentError(f"{current_source()}: {what}: mesh must be a Mesh, got {mesh!r}")
     fast = FastCalls()
     if mesh is not None:
         _manual_axes(f, mesh, axis_names)
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
-        out = MISS if mesh is None else fast(args, {})
+        out = fast(args, {}) if isinstance(mesh, Mesh) else MISS
         if out is not MISS:
             return out
         grid = mesh
         if mesh is None:
             grid = current_mesh()
             note_mesh_read()
-        if not isinstance(grid, Mesh):
-            missing = "no mesh" if grid is None else f"{grid} is a mesh without devices"
+        if grid is None:
             raise ShardingError(
-                f"{current_source()}: shard_map({function_name(f)}): {missing}; pass mesh= or call "
-                "it inside `with mesh:`"
+                f"{current_source()}: {what}: no mesh; pass mesh= or call it inside `with mesh:`"
             )
+        if not isinstance(grid, Mesh):
+            grid = _with_devices(what, grid, args)
         manual = _manual_axes(f, grid, axis_names)
         return _call(f, grid, in_specs, out_specs, check_vma, args, fast, manual)
 
     return mapped
 
 
-def _manual_axes(f: Any, mesh: Mesh, axis_names: Any) -> Manual:
+def _with_devices(what: str, mesh: Any, args: Any) -> Mesh:
+    """The mesh with these axes that is in scope, or that of an argument."""
+    note_mesh_read()
+    found = [scope.mesh, meshes_of_types.get(mesh)]
+    found += [getattr(getattr(x, "_sharding", None), "mesh", None) for x in tree_flatten(args)[0]]
+    for one in found:
+        if isinstance(one, Mesh) and one.shape_tuple == mesh.shape_tuple:
+            return one.update(axis_types=mesh.axis_types)
+    raise ShardingError(
+        f"{current_source()}: {what}: {mesh} is a mesh without devices; pass mesh= or call it "
+        "inside `with mesh:`"
+    )
+
+
+def _manual_axes(f: Any, mesh: NamedAxes, axis_names: Any) -> Manual:
     """The axes that are to be manual, in the mesh's order; None for all that are not so already."""
     given = [] if axis_names is None else list(axis_names)
     unknown = [a for a in given if a not in mesh.axis_names]
@@ -312,7 +340,7 @@ def _only_specs(
         if not (s is None or _is_spec(s)):
             leaf = leaves()[k]
             advice = f"; its spec is {s.spec}" if isinstance(s, NamedSharding) else ""
-            raise ShardingError(
+            raise ArgumentError(
                 f"{current_source()}: {what}: {name} must hold PartitionSpecs, got {s!r} for "
                 f"{leaf}{advice}"
             )
@@ -417,7 +445,7 @@ def _check_manual(what: str, spec: PartitionSpec, manual: Manual) -> None:
 def _inferred_spec(what: str, aval: ShapedArray, mesh: Mesh, manual: Manual) -> PartitionSpec:
     """The spec of an argument, from its type."""
     if AxisType.Explicit not in mesh.axis_types:
-        raise ShardingError(
+        raise ArgumentError(
             f"{current_source()}: {what}: there are no in_specs, and the types of arguments say "
             f"nothing along the axes of {mesh}; give in_specs"
         )
