@@ -109,9 +109,11 @@ def sharding(fun: Callable[..., Any], *, show: bool = True) -> Callable[..., Mov
     The text has the type of each argument and result with the mesh axes that split its dims. For
     each line of the user's it has the same of the value that the line computes, and who decided how
     that is split; below it stand the collectives that the line causes, with the bytes that a device
-    receives. `args` are arrays of any shapes and dtypes. Returns an object with `collectives`, as
-    `collectives` gives them, and `received`, the bytes in all; its `str` is the text, which
-    `show=False` does not print.
+    receives. The last lines are totals: the bytes that a device receives in a call, and the most
+    that it holds at one time, after the plan of the program's memory. `args` are arrays of any
+    shapes and dtypes. Returns an object with `collectives`, as `collectives` gives them,
+    `received`, the bytes in all, and `memory`, as `Compiled.memory_analysis` gives it; its `str` is
+    the text, which `show=False` does not print.
 
     >>> rows = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
     >>> x = spmd.device_put(np.ones((8, 8), np.float32), rows)
@@ -121,6 +123,7 @@ def sharding(fun: Callable[..., Any], *, show: bool = True) -> Callable[..., Mov
     ...   f32[8@x,8], by its type
       result: f32[8@x,8]
     0 collectives; each device receives 0 B
+    a device holds at most 128 B: arguments 64 B, results 64 B
     0
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from spmd.base.amounts import size_text
@@ -12,6 +13,7 @@ from spmd.base.record import record
 from spmd.base.source import UNKNOWN, Source
 from spmd.base.tree import keystr, tree_flatten_with_path
 from spmd.collectives.volume import KINDS, axes_of, received
+from spmd.compile.executable.memory_analysis import MemoryAnalysis, memory_of
 from spmd.compile.executable.select import MeshProgram, partitioned
 from spmd.compile.passes.simplify import simplify
 from spmd.core.aval import ShapedArray
@@ -148,6 +150,11 @@ class Movement:
         """The bytes that a device receives in a call."""
         return sum(c.received * c.times for c in self.collectives)
 
+    @cached_property
+    def memory(self) -> MemoryAnalysis:
+        """The memory that a call needs on a device."""
+        return memory_of(self.program.executable)
+
     def __str__(self) -> str:
         found = self.program.executable
         if not isinstance(found, MeshProgram):
@@ -166,7 +173,20 @@ class Movement:
         lines += [f"  result{keystr(path)}: {_laid_out(a, s)}" for (path, _), s, a in results]
         count = sum(c.times for c in self.collectives)
         lines.append(f"{count} collectives; each device receives {size_text(self.received)}")
-        return "\n".join(lines)
+        return "\n".join([*lines, self._held()])
+
+    def _held(self) -> str:
+        """The most that a device holds at one time, and what."""
+        memory = self.memory
+        parts = {
+            "arguments": memory.argument_size_in_bytes,
+            "results": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+            "constants": memory.constant_size_in_bytes,
+            "temporaries": memory.temp_size_in_bytes,
+        }
+        said = ", ".join(f"{name} {size_text(nbytes)}" for name, nbytes in parts.items() if nbytes)
+        total = size_text(memory.peak_memory_in_bytes)
+        return f"a device holds at most {total}" + (f": {said}" if said else "")
 
 
 def _laid_out(aval: Any, sharding: NamedSharding | None) -> str:

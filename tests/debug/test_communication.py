@@ -9,6 +9,7 @@ import numpy as np
 import spmd
 import spmd.numpy as snp
 from spmd import NamedSharding, P, debug, lax
+from spmd.base.amounts import size_text
 from spmd.sharding import AxisType
 
 
@@ -72,6 +73,24 @@ def test_what_a_line_moves_stands_below_it():
     assert text[2].endswith("y = x * 2    f32[16@x,8], by x")
     assert text[3].endswith("return y.sum(0)")
     assert text[4] == "  all_reduce f32[8] over x (4): 48 B received"
+
+
+def test_the_totals_are_those_of_the_plan_of_memory():
+    mesh = spmd.make_mesh((4,), ("x",), AxisType.Auto)
+
+    def f(x: Any) -> Any:
+        return snp.sort(x @ snp.ones((8, 4), np.float32), 1)
+
+    x = put(np.ones((64, 8), np.float32), mesh, "x")
+    moved = debug.sharding(f, show=False)(x)
+    memory = spmd.jit(f).lower(x).compile().memory_analysis()
+    assert moved.memory == memory
+    assert memory.argument_size_in_bytes == 16 * 8 * 4
+    assert memory.output_size_in_bytes == 16 * 4 * 4
+    *_, received, held = str(moved).splitlines()
+    assert received == "0 collectives; each device receives 0 B"
+    assert held.startswith(f"a device holds at most {size_text(memory.peak_memory_in_bytes)}: ")
+    assert "arguments 512 B, results 256 B" in held
 
 
 def test_a_program_of_one_device_says_so():
