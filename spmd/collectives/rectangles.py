@@ -8,6 +8,7 @@ are shorter or empty.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -150,10 +151,11 @@ def copies_between(
     holders: dict[Rectangle, list[int]] = {}
     for position, rectangle in enumerate(have):
         holders.setdefault(rectangle, []).append(position)
+    by_dim = [sorted(set(intervals)) for intervals in zip(*holders, strict=True)]
     sent = [0] * len(have)
     found = []
     for target, wanted in enumerate(want):
-        for rectangle, those in _sources(holders, have[target], wanted):
+        for rectangle, those in _sources(holders, by_dim, have[target], wanted):
             size = elements(rectangle)
             source = target
             if target not in those:
@@ -167,16 +169,22 @@ def copies_between(
 
 
 def _sources(
-    holders: Mapping[Rectangle, list[int]], own: Rectangle, wanted: Rectangle
+    holders: Mapping[Rectangle, list[int]],
+    by_dim: Sequence[Sequence[Interval]],
+    own: Rectangle,
+    wanted: Rectangle,
 ) -> Iterator[tuple[Rectangle, list[int]]]:
     """The pieces of a wanted rectangle, with those that hold them; first the device's own."""
     if common(own, wanted) == wanted:
         yield wanted, holders[own]
         return
-    for rectangle, those in holders.items():
-        both = common(rectangle, wanted)
-        if both is not None:
-            yield both, those
+    meeting = [
+        [one for one in intervals if one[0] < stop and start < one[1]]
+        for intervals, (start, stop) in zip(by_dim, wanted, strict=True)
+    ]
+    for rectangle in itertools.product(*meeting):
+        if rectangle in holders and (both := common(rectangle, wanted)) is not None:
+            yield both, holders[rectangle]
 
 
 def _copy(source: int, target: int, piece: Rectangle, have: Rectangle, want: Rectangle) -> Copy:

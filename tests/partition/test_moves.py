@@ -16,6 +16,9 @@ import spmd.numpy as snp
 from spmd import NamedSharding, P
 from spmd.base.config import config
 from spmd.collectives.rectangles import held, most_lacking
+from spmd.compile.executable.select import MeshProgram
+from spmd.compile.fingerprint import fingerprint
+from spmd.debug.program import compile_call
 from spmd.partition.moves import Exchanged, Permuted, route
 from tests.partition.programs import auto_mesh
 
@@ -140,3 +143,17 @@ def test_all_moves_of_a_matrix_take_the_least():
         found = route((16, 24), have, want, tuple(sizes.items()))
         lacks = most_lacking(*(held((16, 24), split, sizes) for split in (have, want)))
         assert (found.collectives, found.received) == ((1, lacks) if lacks else (0, 0))
+
+
+def test_programs_of_exchanges_are_told_apart_by_their_rectangles():
+    mesh = auto_mesh((4, 2), ("x", "y"))
+    x = spmd.device_put(np.zeros((16, 24), np.float32), NamedSharding(mesh, P("x", "y")))
+
+    def written(*spec: Any) -> str | None:
+        f = spmd.jit(lambda a: a, out_shardings=NamedSharding(mesh, P(*spec)))
+        executable = compile_call(f, (x,), {}).executable
+        assert isinstance(executable, MeshProgram)
+        return fingerprint(executable.params["jaxpr"])
+
+    one, other = written("y", "x"), written(("y", "x"))
+    assert one is not None and one == written("y", "x") and one != other
