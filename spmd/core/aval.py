@@ -15,8 +15,26 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError
+from spmd.base.record import record
 
 NO_AXES: frozenset[str] = frozenset()
+
+
+@record
+class ManualAxisType:
+    """What the type of a value says of the axes of the `shard_map`s around it, as sets of names.
+
+    Over a `varying` axis devices have different values, over an `unreduced` one terms of a sum, and
+    over a `reduced` one equal values whose cotangents are unreduced.
+
+    >>> from spmd.sharding import ManualAxisType
+    >>> ManualAxisType(varying=frozenset({"x"})).varying
+    frozenset({'x'})
+    """
+
+    varying: frozenset[Any] = NO_AXES
+    unreduced: frozenset[Any] = NO_AXES
+    reduced: frozenset[Any] = NO_AXES
 
 
 class ShapedArray:
@@ -112,6 +130,14 @@ class ShapedArray:
     def manual_sets(self) -> tuple[frozenset[Any], frozenset[Any]]:
         """The manual axes over which a value is unreduced, and those over which it is reduced."""
         return (NO_AXES, NO_AXES) if self.sharding is None else self.sharding.manual_sets()
+
+    @property
+    def manual_axis_type(self) -> ManualAxisType:
+        """What the type says of the axes of the maps around: JAX's view of `vma` and the sets."""
+        unreduced, reduced = self.manual_sets()
+        return ManualAxisType(self.vma - unreduced, unreduced, reduced)
+
+    mat = manual_axis_type
 
     def cotangent(self) -> ShapedArray:
         """The aval of this value's cotangents, of which the dtype is not changed."""
@@ -250,7 +276,8 @@ register_array_type(np.generic, _numpy_aval)
 class ShapeDtypeStruct:
     """A shape and dtype without data: what `eval_shape` and `make_jaxpr` take and return.
 
-    `sharding` and `weak_type` are those of the array that it stands for; a `PartitionSpec` is over
+    `sharding`, `weak_type` and `manual_axis_type` are those of the array that it stands for; a
+    `PartitionSpec` is over
     the mesh in scope. Raises `ArgumentError` for one without a mesh, and `ShardingError` if the
     sharding is of more dims.
 
@@ -258,15 +285,24 @@ class ShapeDtypeStruct:
     ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
 
-    __slots__ = ("dtype", "shape", "sharding", "weak_type")
+    __slots__ = ("dtype", "manual_axis_type", "shape", "sharding", "weak_type")
 
-    def __init__(self, shape: Any, dtype: Any, *, sharding: Any = None, weak_type: bool = False):
+    def __init__(
+        self,
+        shape: Any,
+        dtype: Any,
+        *,
+        sharding: Any = None,
+        weak_type: bool = False,
+        manual_axis_type: ManualAxisType | None = None,
+    ):
         self.shape = tuple(shape)
         self.dtype = np.dtype(dtype)
         if sharding is not None:
             sharding = _resolve_sharding(sharding, self.shape)
         self.sharding = sharding
         self.weak_type = weak_type
+        self.manual_axis_type = manual_axis_type
 
     ndim = property(lambda self: len(self.shape))
     size = property(lambda self: int(np.prod(self.shape)))
@@ -281,6 +317,7 @@ class ShapeDtypeStruct:
             isinstance(other, ShapeDtypeStruct)
             and (self.shape, self.dtype) == (other.shape, other.dtype)
             and (self.sharding, self.weak_type) == (other.sharding, other.weak_type)
+            and self.manual_axis_type == other.manual_axis_type
         )
 
     def __hash__(self) -> int:
@@ -312,7 +349,8 @@ _resolve_sharding: Callable[[Any, tuple[int, ...]], Any] = _as_given
 
 
 def _aval_of(struct: ShapeDtypeStruct) -> ShapedArray:
-    aval = ShapedArray(struct.shape, struct.dtype, struct.weak_type)
+    vma = NO_AXES if struct.manual_axis_type is None else struct.manual_axis_type.varying
+    aval = ShapedArray(struct.shape, struct.dtype, struct.weak_type, vma)
     typed = getattr(struct.sharding, "typed", None)  # what no sharding is says nothing
     return aval if typed is None else typed(aval)
 

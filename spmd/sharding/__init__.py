@@ -1,10 +1,17 @@
 """Arrays over devices: meshes, partition specs, shardings, `shard_map` and `pmap`."""
 
+from spmd.core.aval import ManualAxisType
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
 from spmd.sharding.constraint import shard_alike
 from spmd.sharding.explicit_layouts import auto_axes, explicit_axes, reshard
 from spmd.sharding.mesh_scope import get_abstract_mesh, get_mesh, set_mesh, use_abstract_mesh
-from spmd.sharding.named import NamedSharding, PmapSharding, Sharding, SingleDeviceSharding
+from spmd.sharding.named import (
+    NamedSharding,
+    PmapSharding,
+    Sharding,
+    SingleDeviceSharding,
+    make_single_device_sharding,
+)
 from spmd.sharding.shard_map import Infer
 from spmd.sharding.spec import Mesh, PartitionSpec, make_mesh
 
@@ -12,6 +19,7 @@ __all__ = [
     "AbstractMesh",
     "AxisType",
     "Infer",
+    "ManualAxisType",
     "Mesh",
     "NamedSharding",
     "PartitionSpec",
@@ -23,6 +31,7 @@ __all__ = [
     "get_abstract_mesh",
     "get_mesh",
     "make_mesh",
+    "make_single_device_sharding",
     "reshard",
     "set_mesh",
     "shard_alike",

@@ -184,6 +184,19 @@ class SingleDeviceSharding(Sharding):
         return f"SingleDeviceSharding(device={self.device!r}, memory_kind={kind})"
 
 
+def make_single_device_sharding(
+    device: Device, *, memory_kind: str | None = None
+) -> SingleDeviceSharding:
+    """Make the sharding of arrays of any shape and dtype that are on one device.
+
+    `device` and `memory_kind` are those of `SingleDeviceSharding`, as are the errors.
+
+    >>> spmd.sharding.make_single_device_sharding(spmd.devices()[1]).device_set
+    {CpuDevice(id=1)}
+    """
+    return SingleDeviceSharding(device, memory_kind=memory_kind)
+
+
 class NamedSharding(Sharding):
     """Lay an array out by a mesh, and a spec that splits its dims over the mesh's axes.
 

@@ -197,6 +197,8 @@ class JitFunction:
             self._check_placed(split, args, kwargs)
         if self._only is not None:
             self._check_only(split, args, kwargs)
+        if self._out_shardings is not None:
+            self._check_meets_results(split, args, kwargs)
         key = self._key(split, avals)
         entry = self._entries.get(key)
         layouts = layouts_of(split.leaves)
@@ -436,6 +438,24 @@ class JitFunction:
                     f"{current_source()}: {what}: {name} ({x.aval.short()}) is committed to "
                     f"{x.sharding}, and in_shardings says {wanted}; an argument is not moved "
                     f"silently. Leave its entry None, or pass device_put({name}, sharding)"
+                )
+
+    def _check_meets_results(
+        self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Raise if an argument is committed to one device and `out_shardings` name others."""
+        placed = [k for k, x in enumerate(split.leaves) if type(x) is Array and x.committed]
+        one = next((k for k in placed if split.leaves[k].shards is None), None)
+        if one is None:
+            return
+        for place in tree_flatten(self._out_shardings, is_placement)[0]:
+            x = split.leaves[one]
+            if isinstance(place, Sharding) and place.device_set != x.sharding.device_set:
+                name = self._signature.leaf_names(args, kwargs)[one]
+                raise DeviceError(
+                    f"{current_source()}: {self._signature.what}: {name} ({x.aval.short()}) is "
+                    f"committed to {x.device!r}, and out_shardings names {place}; leave {name} "
+                    f"where it was computed, or pass device_put({name}, sharding)"
                 )
 
     def _check_only(self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
