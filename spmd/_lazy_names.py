@@ -2,4 +2,14 @@
 
 # ruff: noqa: F401
 
+from spmd.api.settings import (
+    default_device,
+    default_prng_impl,
+    legacy_prng_key,
+    no_tracing,
+    transfer_guard,
+    transfer_guard_device_to_device,
+    transfer_guard_device_to_host,
+    transfer_guard_host_to_device,
+)
 from spmd.ref import Ref, empty_ref, free_ref, freeze, new_ref

@@ -23,6 +23,7 @@ from spmd.base.errors import (
     InternalError,
     KeyReuseError,
     LaunchError,
+    MissingRuleError,
     MutationError,
     NonConcreteBooleanIndexError,
     OptionError,
@@ -39,6 +40,7 @@ from spmd.base.errors import (
     TracerArrayConversionError,
     TracerBoolConversionError,
     TracerIntegerConversionError,
+    TracingError,
     TypePromotionError,
     UnexpectedTracerError,
 )

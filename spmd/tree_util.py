@@ -41,3 +41,4 @@ from spmd.base.tree_nodes import (
     treedef_children,
     treedef_is_leaf,
 )
+from spmd.base.tree_structures import default_registry

@@ -179,7 +179,7 @@ def add_of_shapes_that_do_not_broadcast_under_jit():
 
 @mistake("shapes")
 def lax_add_of_different_shapes():
-    return lax.add(jnp.ones((1, 3)), jnp.ones((2, 3)))
+    return lax.add(jnp.ones((4, 3)), jnp.ones((2, 3)))
 
 
 @mistake("shapes")

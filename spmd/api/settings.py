@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 
 from spmd.base.config import config
-from spmd.base.context import current_trace
+from spmd.base.context import current_trace, state
 from spmd.base.device import devices, process_count
 from spmd.compile.dispatch.jit import clear_caches
-from spmd.core.trace import EVAL
+from spmd.core.primitive import Primitive
+from spmd.core.trace import EVAL, Trace, Tracer
 
 __all__ = [
     "check_tracer_leaks",
@@ -26,16 +27,24 @@ __all__ = [
     "debug_infs",
     "debug_key_reuse",
     "debug_nans",
+    "default_device",
     "default_matmul_precision",
+    "default_prng_impl",
     "enable_checks",
     "enable_x64",
     "ensure_compile_time_eval",
     "explain_cache_misses",
+    "legacy_prng_key",
     "log_compiles",
+    "no_tracing",
     "numpy_dtype_promotion",
     "numpy_rank_promotion",
     "print_environment_info",
     "process_indices",
+    "transfer_guard",
+    "transfer_guard_device_to_device",
+    "transfer_guard_device_to_host",
+    "transfer_guard_host_to_device",
 ]
 
 
@@ -88,6 +97,107 @@ def default_matmul_precision(new_val: Any) -> AbstractContextManager[None]:
     return config.override("default_matmul_precision", new_val)
 
 
+def default_device(new_val: Any) -> AbstractContextManager[None]:
+    """Choose the device of arrays that have no device of their own, for a `with` block.
+
+    `new_val` is a device, the name of a platform, or None for the first device.
+
+    >>> with spmd.default_device(spmd.devices()[1]):
+    ...     snp.ones(2).devices() == {spmd.devices()[1]}
+    True
+    """
+    return config.override("default_device", new_val)
+
+
+def no_tracing(new_val: bool = True) -> AbstractContextManager[None]:
+    """Raise a `TracingError` where a function is traced, for the length of a `with` block.
+
+    For loops that must not compile anything any more. `new_val` False allows it again.
+
+    >>> f = spmd.jit(lambda x: x + 1)
+    >>> _ = f(1.0)
+    >>> with spmd.no_tracing():
+    ...     f(2.0)
+    Array(3., dtype=float32, weak_type=True)
+    """
+    return config.override("no_tracing", bool(new_val))
+
+
+def default_prng_impl(new_val: str) -> AbstractContextManager[None]:
+    """Choose the generator of new random keys, for the length of a `with` block.
+
+    `new_val` is the name of a generator.
+
+    >>> with spmd.default_prng_impl("threefry2x32"):
+    ...     spmd.random.key_data(spmd.random.key(1))
+    Array([0, 1], dtype=uint32)
+    """
+    return config.override("default_prng_impl", new_val)
+
+
+def legacy_prng_key(new_val: str) -> AbstractContextManager[None]:
+    """Choose what functions of `random` do with raw keys, for the length of a `with` block.
+
+    `new_val` is "allow", "warn" or "error", with which they raise an `ArgumentError`.
+
+    >>> with spmd.legacy_prng_key("error"):
+    ...     spmd.random.normal(spmd.random.PRNGKey(0))
+    Traceback (most recent call last):
+    ...
+    spmd.errors.ArgumentError: ...
+    """
+    return config.override("legacy_prng_key", new_val)
+
+
+_GUARD = """Allow, log or disallow {what}, for the length of a `with` block.
+
+`new_val` is "allow", "log", "disallow", "log_explicit" or "disallow_explicit"; the last two speak
+of `device_put` and `asarray` too. What is disallowed raises a `DeviceError`.
+
+>>> with spmd.{name}("allow"):
+...     snp.ones(2) + np.ones(2, np.float32)
+Array([2., 2.], dtype=float32)
+"""
+
+
+def _guard(name: str, what: str) -> Callable[[str], AbstractContextManager[None]]:
+    def f(new_val: str) -> AbstractContextManager[None]:
+        return config.override(name, new_val)
+
+    f.__name__ = f.__qualname__ = name
+    f.__doc__ = _GUARD.format(name=name, what=what)
+    return f
+
+
+transfer_guard_host_to_device = _guard(
+    "transfer_guard_host_to_device", "NumPy arrays as operands of operations outside of `jit`"
+)
+transfer_guard_device_to_device = _guard(
+    "transfer_guard_device_to_device", "moves between devices, none of which is silent here"
+)
+transfer_guard_device_to_host = _guard(
+    "transfer_guard_device_to_host", "reads by the host, which are no moves for CPU devices"
+)
+
+
+@contextmanager
+def transfer_guard(new_val: str) -> Iterator[None]:
+    """Allow, log or disallow moves between host and devices, for the length of a `with` block.
+
+    `new_val` is that of `transfer_guard_host_to_device`, which it sets with its two relatives.
+
+    >>> with spmd.transfer_guard("disallow"):
+    ...     snp.ones(2) + snp.ones(2)
+    Array([2., 2.], dtype=float32)
+    """
+    with (
+        transfer_guard_host_to_device(new_val),
+        transfer_guard_device_to_device(new_val),
+        transfer_guard_device_to_host(new_val),
+    ):
+        yield
+
+
 def numpy_rank_promotion(new_val: str) -> AbstractContextManager[None]:
     """Choose the treatment of operands of different ranks, for the length of a `with` block.
 
@@ -119,7 +229,7 @@ def numpy_dtype_promotion(new_val: str) -> AbstractContextManager[None]:
 def ensure_compile_time_eval() -> AbstractContextManager[Any]:
     """Evaluate at once what a `with` block inside a traced function computes from concrete values.
 
-    A value that is traced cannot be used inside: that raises an `UnexpectedTracerError`.
+    What it computes from traced values is traced as it is outside.
 
     >>> @spmd.jit
     ... def f(x):
@@ -129,7 +239,20 @@ def ensure_compile_time_eval() -> AbstractContextManager[Any]:
     >>> f(snp.zeros(5))
     Array([3., 3., 3., 3., 3.], dtype=float32)
     """
-    return current_trace(EVAL)
+    return current_trace(_KnownTrace())
+
+
+class _KnownTrace(Trace):
+    """Evaluates operations whose operands are known, and leaves others to the trace around it."""
+
+    def __init__(self) -> None:
+        self.parent = state.trace
+
+    def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+        traced = any(isinstance(x, Tracer) for x in operands)
+        trace = self.parent if traced else EVAL
+        with current_trace(trace):
+            return trace.process(prim, operands, params)
 
 
 def process_indices(backend: str | None = None) -> list[int]:

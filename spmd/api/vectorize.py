@@ -25,7 +25,7 @@ from spmd.core.argument_names import (
     parameter_names,
     spread_over_arguments,
 )
-from spmd.core.aval import ShapedArray, typeof
+from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.mutable.cells import Cell, put_back, values_of
 from spmd.core.structural import broadcast_leading, move_dim
 from spmd.core.vmap import BatchAxis, batch_flat
@@ -73,8 +73,10 @@ def vmap(
     def mapped(*args: P.args, **kwargs: P.kwargs) -> R:
         what = f"vmap({function_name(fun)})"
         flat, in_tree = tree_flatten((args, kwargs))
-        if any(isinstance(x, Cell) for x in flat):
-            return _map_over_cells(fun, args, kwargs, in_axes, out_axes, how)
+        if not all(map(is_arraylike, flat)):
+            rest = _map_apart(fun, args, kwargs, in_axes, out_axes, how)
+            if rest is not None:
+                return rest()
         names = leaf_names(fun, args, kwargs)
         check_arrays(what, names, flat)
         named = list(zip(parameter_names(fun, len(args)), args, strict=True))
@@ -103,23 +105,29 @@ def vmap(
     return mapped
 
 
-def _map_over_cells(
+def _map_apart(
     fun: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     in_axes: Any,
     out_axes: Any,
     how: dict[str, Any],
-) -> Any:
-    """`vmap` of a function of mutable arrays: those mapped over are values, and results too."""
+) -> Callable[[], Any] | None:
+    """The call of a function of mutable arrays, and of what is no array and is not mapped.
+
+    Mutable arrays that are mapped over are values, and results too. None if there is no such
+    argument.
+    """
     what = f"vmap({function_name(fun)})"
     flat, in_tree = tree_flatten((args, kwargs))
     named = list(zip(parameter_names(fun, len(args)), args, strict=True))
     axes = spread_over_arguments(what, "in_axes", in_axes, named) + [0] * len(tree_leaves(kwargs))
     places = [k for k, x in enumerate(flat) if isinstance(x, Cell) and axes[k] is not None]
-    whole = {k: x for k, x in enumerate(flat) if isinstance(x, Cell) and axes[k] is None}
+    whole = {k: x for k, x in enumerate(flat) if not is_arraylike(x) and axes[k] is None}
+    if not places and not whole:
+        return None
     cells = [flat[k] for k in places]
-    others = [k for k, x in enumerate(flat) if not isinstance(x, Cell)]
+    others = [k for k in range(len(flat)) if k not in whole and k not in places]
 
     def pure(values: list[Any], given: list[Any]) -> Any:
         leaves: dict[int, Any] = dict(whole)
@@ -140,9 +148,13 @@ def _map_over_cells(
         out_axes=(out_axes, cell_axes),
         **how,
     )
-    out, after = run(values_of(cells), [flat[k] for k in others])
-    put_back(cells, after)
-    return out
+
+    def call() -> Any:
+        out, after = run(values_of(cells), [flat[k] for k in others])
+        put_back(cells, after)
+        return out
+
+    return call
 
 
 def _mapped_entry(

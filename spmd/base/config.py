@@ -14,6 +14,7 @@ from typing import Any
 
 from spmd.base.amounts import bytes_of_text
 from spmd.base.errors import ArgumentError, SettingError
+from spmd.base.jax_options import OPTIONS
 from spmd.base.record import record
 
 
@@ -32,6 +33,9 @@ def _one_of(*choices: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+_GUARD = _one_of("allow", "log", "disallow", "log_explicit", "disallow_explicit")
 
 
 @record
@@ -145,6 +149,45 @@ SETTINGS = (
         bytes_of_text,
         "bytes that a device receives, as a number or as '8 MB', from which unasked_gathers tells",
     ),
+    Setting("no_tracing", "SPMD_NO_TRACING", False, _bool, "raise where a function is traced"),
+    Setting(
+        "default_device", "SPMD_DEFAULT_DEVICE", None, str, "the device of arrays that have no own"
+    ),
+    Setting(
+        "transfer_guard_host_to_device",
+        "SPMD_TRANSFER_GUARD_HOST_TO_DEVICE",
+        "allow",
+        _GUARD,
+        "NumPy arrays as operands: allow, log or disallow; _explicit: device_put too",
+    ),
+    Setting(
+        "transfer_guard_device_to_device",
+        "SPMD_TRANSFER_GUARD_DEVICE_TO_DEVICE",
+        "allow",
+        _GUARD,
+        "accepted for JAX's sake: nothing moves between devices silently",
+    ),
+    Setting(
+        "transfer_guard_device_to_host",
+        "SPMD_TRANSFER_GUARD_DEVICE_TO_HOST",
+        "allow",
+        _GUARD,
+        "accepted for JAX's sake: the host reads the memory of CPU devices",
+    ),
+    Setting(
+        "default_prng_impl",
+        "SPMD_DEFAULT_PRNG_IMPL",
+        "threefry2x32",
+        str,
+        "the generator of random.key and random.PRNGKey",
+    ),
+    Setting(
+        "legacy_prng_key",
+        "SPMD_LEGACY_PRNG_KEY",
+        "allow",
+        _one_of("allow", "warn", "error"),
+        "raw keys (random.PRNGKey) given to functions of random: allow, warn or error",
+    ),
     Setting(
         "default_matmul_precision",
         "SPMD_MATMUL_PRECISION",
@@ -163,6 +206,7 @@ TRACING_SETTINGS = (
     "numpy_dtype_promotion",
     "unasked_gathers",
     "unasked_gathers_from",
+    "legacy_prng_key",
 )
 
 # Settings that the fast paths to compiled code do not check: a change discards these paths.
@@ -178,6 +222,8 @@ PROGRAM_SETTINGS = (
     "trace",
     "cpu_enable_async_dispatch",
     "overlap",
+    "default_device",
+    "transfer_guard_host_to_device",
 )
 
 
@@ -192,6 +238,14 @@ JAX_NAMES = {
 }
 
 
+# What `jax_transfer_guard` sets.
+TRANSFERS = (
+    "transfer_guard_host_to_device",
+    "transfer_guard_device_to_device",
+    "transfer_guard_device_to_host",
+)
+
+
 class Config:
     """The values of all settings in this process."""
 
@@ -199,6 +253,7 @@ class Config:
         listeners: dict[str, list[Callable[[Any], None]]] = {}
         self.__dict__["_listeners"] = listeners
         self.__dict__["_known"] = {s.name: s for s in SETTINGS}
+        self.__dict__["_options"] = dict(OPTIONS)
         for s in SETTINGS:
             text = environ.get(s.env)
             try:
@@ -233,6 +288,13 @@ class Config:
 
     def update(self, name: str, value: Any) -> None:
         """Set `name` to `value` from now on, in this process; None sets its default."""
+        if name in self._options:
+            self._options[name] = value
+            return
+        if name == "jax_transfer_guard":
+            for part in TRANSFERS:
+                self._set(self._known[part], value)
+            return
         self._set(self._setting(name, "config.update"), value)
 
     def _set(self, setting: Setting, value: Any) -> None:
@@ -253,12 +315,18 @@ class Config:
 
     def read(self, name: str) -> Any:
         """The value of the setting `name`."""
+        if name in self._options or name == "jax_transfer_guard":
+            return getattr(self, name)
         return getattr(self, self._setting(name, "config.read").name)
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values of all settings by their names."""
-        return {name: getattr(self, name) for name in self._known}
+        """The values of all settings by their names, ours and JAX's."""
+        ours = {name: getattr(self, name) for name in self._known}
+        theirs = {f"jax_{name}": value for name, value in ours.items()}
+        other = {name: ours[mine] for name, mine in JAX_NAMES.items()}
+        other["jax_transfer_guard"] = self.transfer_guard_host_to_device
+        return ours | theirs | other | self._options
 
     def on_update(self, name: str, listener: Callable[[Any], None]) -> None:
         """Call `listener(value)` whenever the setting `name` is updated."""
@@ -286,6 +354,9 @@ class Config:
             self._set(setting, before)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._options or name == "jax_transfer_guard":
+            self.update(name, value)
+            return
         self._set(self._setting(name, "config.{} = ..."), value)
 
     def __delattr__(self, name: str) -> None:
@@ -300,6 +371,10 @@ class Config:
         # Python looks for while it copies or pickles.
         if name.startswith("_"):
             raise AttributeError(name)
+        if name in self._options:
+            return self._options[name]
+        if name == "jax_transfer_guard":
+            return self.transfer_guard_host_to_device
         return self.__dict__[self._setting(name, "config.{}").name]
 
 

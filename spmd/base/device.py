@@ -262,8 +262,14 @@ def too_few_devices(what: str, wanted: int, have: int) -> DeviceError:
 
 
 def default_device() -> Device:
-    """The device that arrays are put on when nothing else is said: the first local one."""
-    return local_devices()[0]
+    """The device that arrays are put on when nothing else is said: the first local one.
+
+    `config.default_device` names another, or a platform.
+    """
+    chosen = config.default_device
+    if chosen is None:
+        return local_devices()[0]
+    return local_devices(backend=chosen)[0] if isinstance(chosen, str) else chosen
 
 
 def as_device(x: Any) -> Device:

@@ -162,6 +162,14 @@ class GradError(SpmdError, TypeError):
 # ---- running -----------------------------------------------------------------------------------
 
 
+class TracingError(SpmdError, RuntimeError):
+    """A function would be traced, and `no_tracing` says that none is."""
+
+
+class MissingRuleError(ArgumentError, GradError, AttributeError):
+    """A function with rules of its user's own is used before it was given one."""
+
+
 class CollectiveError(SpmdError, RuntimeError):
     """Devices or ranks disagree about a collective; `diff` lists all differences that are known."""
 
@@ -194,7 +202,7 @@ class LaunchError(SpmdError, RuntimeError):
     located = False
 
 
-class DeletedError(SpmdError, RuntimeError):
+class DeletedError(SpmdError, RuntimeError, ValueError):
     """A donated or deleted array was used."""
 
 

@@ -257,12 +257,12 @@ def register_dataclass(
 class TreeDef:
     """The structure of a pytree: hashable, comparable, and able to rebuild the tree."""
 
-    __slots__ = ("_hash", "aux", "children", "kind", "num_leaves")
+    __slots__ = ("_hash", "aux", "kind", "num_leaves", "parts")
 
     def __init__(self, kind: type | None, aux: Any, children: tuple[TreeDef, ...]):
         self.kind = kind
         self.aux = aux
-        self.children = children
+        self.parts = children
         self.num_leaves = 1 if kind is None else sum(c.num_leaves for c in children)
         self._hash: int | None = None
 
@@ -276,20 +276,20 @@ class TreeDef:
             if a is b:
                 continue
             same = a.kind is b.kind and a.num_leaves == b.num_leaves and a.aux == b.aux
-            if not same or len(a.children) != len(b.children):
+            if not same or len(a.parts) != len(b.parts):
                 return False
-            pairs.extend(zip(a.children, b.children, strict=True))
+            pairs.extend(zip(a.parts, b.parts, strict=True))
         return True
 
     def __hash__(self) -> int:
         unknown = [self] if self._hash is None else []
         while unknown:
             node = unknown[-1]
-            inside = [child for child in node.children if child._hash is None]
+            inside = [child for child in node.parts if child._hash is None]
             if inside:
                 unknown += inside
             else:  # each child tells the hash that it knows
-                node._hash = hash((node.kind, node.aux, node.children))
+                node._hash = _hash_of(node)
                 unknown.pop()
         assert self._hash is not None
         return self._hash
@@ -298,10 +298,10 @@ class TreeDef:
         """Whether a path from the root to a leaf has more than `limit` containers."""
         level = [self]
         for _ in range(limit):
-            level = [child for node in level for child in node.children if child.kind is not None]
+            level = [child for node in level for child in node.parts if child.kind is not None]
             if not level:
                 return False
-        return any(node.children for node in level)
+        return any(node.parts for node in level)
 
     def unflatten(self, leaves: Iterable[Any]) -> Any:
         """Build a tree of this structure."""
@@ -332,23 +332,23 @@ class TreeDef:
             if container is None or type(x) is not spec.kind:
                 raise PytreeError(
                     f"{what}{keystr(_keys(path))} must be a {spec.kind.__name__} with "
-                    f"{len(spec.children)} children, got {type(x).__name__}: {_brief(x)}"
+                    f"{len(spec.parts)} children, got {type(x).__name__}: {_brief(x)}"
                 )
             children, aux = container.flatten(x)
-            if len(children) != len(spec.children) or aux != spec.aux:
+            if len(children) != len(spec.parts) or aux != spec.aux:
                 raise PytreeError(
                     f"{what}{keystr(_keys(path))} must be a {spec.kind.__name__} of "
-                    f"{_describe(spec.aux, spec.children)}, got one of {_describe(aux, children)}"
+                    f"{_describe(spec.aux, spec.parts)}, got one of {_describe(aux, children)}"
                 )
             keys = container.keys(aux, len(children))
-            found = zip(spec.children, children, keys, strict=True)
+            found = zip(spec.parts, children, keys, strict=True)
             waiting += reversed([(s, c, (path, k)) for s, c, k in found])
         return out
 
     def __str__(self) -> str:
         texts: list[str] = []
         for node in _children_first(self):
-            first = len(texts) - len(node.children)
+            first = len(texts) - len(node.parts)
             texts[first:] = [node._text(texts[first:])]
         return f"PyTreeDef({texts[0]})"
 
@@ -367,7 +367,17 @@ class TreeDef:
         if self.kind is dict:
             items = zip(self.aux, parts, strict=True)
             return "{" + ", ".join(f"{k!r}: {v}" for k, v in items) + "}"
-        return f"{self.kind.__name__}[{self.aux}]({', '.join(parts)})"
+        named = is_named_tuple(self.kind)
+        what = f"namedtuple[{self.kind.__name__}]" if named else f"{self.kind.__name__}[{self.aux}]"
+        return f"CustomNode({what}, [{', '.join(parts)}])"
+
+
+def _hash_of(node: TreeDef) -> int:
+    """The hash of a node whose children know theirs; what can't be hashed counts for equality."""
+    try:
+        return hash((node.kind, node.aux, node.parts))
+    except TypeError:
+        return hash((node.kind, node.parts))
 
 
 def _children_first(treedef: TreeDef) -> Iterator[TreeDef]:
@@ -375,11 +385,11 @@ def _children_first(treedef: TreeDef) -> Iterator[TreeDef]:
     waiting = [(treedef, False)]
     while waiting:
         node, done = waiting.pop()
-        if done or not node.children:
+        if done or not node.parts:
             yield node
         else:
             waiting.append((node, True))
-            waiting += [(child, False) for child in reversed(node.children)]
+            waiting += [(child, False) for child in reversed(node.parts)]
 
 
 # The path to a node while a tree is walked: that to its container, and the last step.
@@ -496,7 +506,7 @@ def unflatten_in_python(treedef: TreeDef, leaves: list[Any]) -> Any:
         if node.kind is None:
             made.append(next(rest))
         else:
-            first = len(made) - len(node.children)
+            first = len(made) - len(node.parts)
             made[first:] = [_containers[node.kind].unflatten(node.aux, made[first:])]
     return made[0]
 
@@ -519,9 +529,9 @@ def flatten_container_up_to(treedef: TreeDef, x: Any, leaves: list[Any]) -> bool
     if container is None or type(x) is not treedef.kind:
         return False
     children, aux = container.flatten(x)
-    if len(children) != len(treedef.children) or aux != treedef.aux:
+    if len(children) != len(treedef.parts) or aux != treedef.aux:
         return False
-    pairs = zip(treedef.children, children, strict=True)
+    pairs = zip(treedef.parts, children, strict=True)
     return all([walks.flatten_up_to(spec, child, leaves) for spec, child in pairs])
 
 

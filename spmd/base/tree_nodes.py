@@ -69,7 +69,7 @@ def treedef_children(treedef: TreeDef) -> list[TreeDef]:
     >>> treedef_children(tree_structure([(1, 2), 3]))
     [PyTreeDef((*, *)), PyTreeDef(*)]
     """
-    return list(treedef.children)
+    return list(treedef.parts)
 
 
 def treedef_is_leaf(treedef: TreeDef) -> bool:

@@ -312,6 +312,16 @@ class ShapeDtypeStruct:
             raise TypeError("len() of a structure without dimensions")
         return self.shape[0]
 
+    def __bool__(self) -> bool:
+        return True
+
+    @staticmethod
+    def like(x: Any) -> ShapeDtypeStruct:
+        """The structure that stands for an array: its shape, dtype, weak type and sharding."""
+        aval = typeof(x)
+        sharding = x.sharding if getattr(x, "committed", False) else aval.sharding
+        return ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, ShapeDtypeStruct)

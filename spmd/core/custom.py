@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from spmd.base import dtypes
 from spmd.base.context import attributed_to, state
-from spmd.base.errors import GradError
+from spmd.base.errors import GradError, MissingRuleError
 from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.base.util import function_name, present_as, split_list
 from spmd.core.aval import is_arraylike, typeof
@@ -101,7 +101,7 @@ class custom_jvp(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self.jvp is None:
-            raise GradError(
+            raise MissingRuleError(
                 f"custom_jvp: {function_name(self.fun)} has no rule; set one with .defjvp"
             )
         if state.trace is EVAL:

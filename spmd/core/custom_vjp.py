@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from spmd.base import dtypes
 from spmd.base.context import attributed_to, state
-from spmd.base.errors import GradError
+from spmd.base.errors import GradError, MissingRuleError
 from spmd.base.record import record
 from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
 from spmd.base.util import function_name, present_as, split_list
@@ -93,7 +93,7 @@ class custom_vjp(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self.fwd is None or self.bwd is None:
-            raise GradError(
+            raise MissingRuleError(
                 f"custom_vjp: {function_name(self.fun)} has no rules; set them with .defvjp"
             )
         if state.trace is EVAL:
@@ -162,14 +162,14 @@ class _VjpRules:
         cts = [shown(ct, self.symbolic) for ct in cts]
         with attributed_to(None):
             found = self.bwd(*nondiff, res, tree_unflatten(self.out_tree, cts))
-        n = len(call.in_tree.children)
+        n = len(call.in_tree.parts)
         if not isinstance(found, (tuple, list)) or len(found) != n:
             raise GradError(
                 f"the bwd rule of {call.name} must return a tuple of {n} cotangents, one for each "
                 f"differentiable argument, got {found!r}"
             )
         flat: list[Any] = []
-        for tree, ct in zip(call.in_tree.children, found, strict=True):
+        for tree, ct in zip(call.in_tree.parts, found, strict=True):
             name = f"the cotangent that bwd of {call.name} returned"
             flat += [None] * tree.num_leaves if ct is None else tree.flatten_up_to(ct, name)
         flat = [None if isinstance(ct, SymbolicZero) else ct for ct in flat]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.base.context import attributed_to, state
-from spmd.base.errors import ArgumentError, PytreeError, ShapeError
+from spmd.base.errors import ArgumentError, MissingRuleError, PytreeError, ShapeError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.base.util import function_name, present_as, split_list
@@ -58,7 +58,7 @@ class custom_vmap:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.vmap_rule is None:
-            raise ArgumentError(
+            raise MissingRuleError(
                 f"{current_source()}: custom_vmap: {function_name(self.fun)} has no rule; set one "
                 "with .def_vmap"
             )

@@ -147,6 +147,10 @@ class Jaxpr:
     def out_avals(self) -> list[ShapedArray]:
         return [v.aval for v in self.outvars]
 
+    def pretty_print(self, **_: Any) -> str:
+        """The text of the jaxpr; JAX's options for it are accepted without effect."""
+        return str(self)
+
     def __str__(self) -> str:
         return format_jaxpr(self, Names())
 
@@ -178,6 +182,10 @@ class ClosedJaxpr:
     @property
     def effects(self) -> frozenset[str]:
         return self.jaxpr.effects
+
+    def pretty_print(self, **_: Any) -> str:
+        """The text of the jaxpr; JAX's options for it are accepted without effect."""
+        return str(self)
 
     def __str__(self) -> str:
         return str(self.jaxpr)

@@ -15,7 +15,7 @@ import spmd.base.context as context
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.context import current_trace, state
-from spmd.base.errors import ArgumentError, RefError
+from spmd.base.errors import ArgumentError, RefError, TracingError
 from spmd.base.record import record
 from spmd.base.source import UNKNOWN, Source, current_source
 from spmd.core.aval import NO_AXES, ShapedArray, is_arraylike, typeof
@@ -291,6 +291,11 @@ def trace_to_jaxpr(
 ) -> ClosedJaxpr:
     """Trace a function of flat arguments that returns a flat list, at the given avals."""
     debug = debug or Debug(getattr(f, "__name__", "<function>"))
+    if config.no_tracing:
+        raise TracingError(
+            f"{debug.name} (at {debug.source}) would be traced, and no_tracing is set: this call "
+            "differs from those before in shapes, dtypes, structure or static values"
+        )
     trace = JaxprTrace(debug)
     try:
         with current_trace(trace):

@@ -426,7 +426,7 @@ def encode_tree(tree: TreeDef) -> Any:
     """A structure: `"*"` is a leaf."""
     if tree.kind is None:
         return "*"
-    children = [encode_tree(c) for c in tree.children]
+    children = [encode_tree(c) for c in tree.parts]
     if tree.kind is type(None):
         return None
     if tree.kind in (tuple, list):

@@ -78,6 +78,8 @@ class Exported:
     _programs: dict[Any, Any] = field(repr=False, default_factory=dict)
 
     calling_convention_version = maximum_supported_calling_convention_version
+    # Constants are written into the program.
+    uses_global_constants = False
 
     @property
     def nr_devices(self) -> int:

@@ -85,7 +85,7 @@ def settle_carry(
 
 
 def _user_tree(tree: TreeDef, inside: int | None) -> TreeDef:
-    return tree if inside is None else tree.children[inside]
+    return tree if inside is None else tree.parts[inside]
 
 
 def _carry_type(given: ShapedArray, returned: ShapedArray) -> ShapedArray:

@@ -75,6 +75,12 @@ def cond(
     """
     if operand is not _ABSENT:
         operands = (operand,)
+    if len(operands) == 2 and not callable(true_fun) and callable(false_fun):
+        # cond(pred, true_operand, true_fun, false_operand, false_fun), JAX's oldest way.
+        if callable(operands[1]):
+            first, second = false_fun, operands[1]
+            given, other = true_fun, operands[0]
+            return cond(pred, lambda: first(given), lambda: second(other))
     if not (callable(true_fun) and callable(false_fun)):
         raise ArgumentError(
             f"{current_source()}: lax.cond: true_fun and false_fun must be functions; "

@@ -69,7 +69,7 @@ def scan(
 
     Raises `ShapeError` if the carry changes its shape or dtype or if leading dims disagree,
     `PytreeError` if `f` returns no pair or another structure, and `ArgumentError` if `f` is no
-    function, if `unroll` is not positive or if no length is known.
+    function, if `unroll` is negative or if no length is known.
 
     >>> def add_up(total, x):
     ...     return total + x, total
@@ -140,9 +140,9 @@ def _bind_scan(
 def _unroll(unroll: int | bool, length: int) -> int:
     if isinstance(unroll, bool):
         return max(length, 1) if unroll else 1
-    if unroll < 1:
-        raise ArgumentError(f"{current_source()}: lax.scan: unroll must be positive, got {unroll}")
-    return unroll
+    if unroll < 0:
+        raise ArgumentError(f"{current_source()}: lax.scan: unroll={unroll} must not be negative")
+    return unroll or 1
 
 
 def _length(xs: Any, xs_flat: Sequence[Any], length: int | None) -> int:
@@ -186,11 +186,11 @@ def _stage(f: Any, in_tree: Any, avals: list[ShapedArray]) -> tuple[Staged, Any,
     staged = Staged(f, in_tree, avals)
     tree = staged.out_tree
     assert tree is not None
-    if tree.kind is not tuple or len(tree.children) != 2:
+    if tree.kind is not tuple or len(tree.parts) != 2:
         raise PytreeError(
             f"{current_source()}: lax.scan: the body must return a pair (carry, y), got {tree}"
         )
-    carry_tree = tree.children[0]
+    carry_tree = tree.parts[0]
     return staged, carry_tree, staged.out_avals[: carry_tree.num_leaves]
 
 

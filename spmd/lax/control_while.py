@@ -192,6 +192,8 @@ def fori_loop(
         return value
     bounds = [typeof(x) for x in (lower, upper)]
     dtype, _ = dtypes.promote(tuple((a.dtype, a.weak_type) for a in bounds))
+    if known and dtypes.is_float(dtype) and all(float(x).is_integer() for x in (lower, upper)):
+        lower, upper, dtype = int(lower), int(upper), dtypes.canonical(int)
     if not dtypes.is_integer(dtype):
         raise DtypeError(
             f"{current_source()}: lax.fori_loop: lower and upper must be integers, "

@@ -6,6 +6,7 @@ integer towards zero within the integer's range, NaN becomes 0, and anything tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from spmd.base.tree import tree_map
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Primitive, dims, linear, remembered
-from spmd.core.structural import move_dim
+from spmd.core.structural import broadcast_in_dim, move_dim
 from spmd.core.trace import EVAL, Tracer, constant, unchanged
 from spmd.lax.families import (
     ANY,
@@ -131,10 +132,13 @@ convert_element_type_p = Primitive(
 def matched(*operands: Any) -> tuple[Any, ...]:
     """Operands whose weakly typed members took the dtype of the others, where that loses nothing.
 
+    Dims of size 1 are repeated to the size that another operand of that rank has there.
     A Python number beside a float16 array becomes float16; beside integers, 1.0 stays a float
     and the primitive reports the difference. Strong dtypes are never changed.
     """
     avals = [typeof(x) for x in operands]
+    if len({a.shape for a in avals if a.shape}) > 1:
+        operands = _of_one_shape(operands, avals)
     first = avals[0].dtype
     if all([a.dtype is first for a in avals]) or all([a.dtype == first for a in avals]):
         return operands
@@ -146,6 +150,21 @@ def matched(*operands: Any) -> tuple[Any, ...]:
         return operands
     pairs = zip(operands, avals, strict=True)
     return tuple([_as_weak_operand(x, a, dtype, weak) for x, a in pairs])
+
+
+def _of_one_shape(operands: Sequence[Any], avals: Sequence[ShapedArray]) -> tuple[Any, ...]:
+    """Operands of one rank with their dims of size 1 repeated; others are for the primitive."""
+    shapes = [a.shape for a in avals if a.shape]
+    if len({len(s) for s in shapes}) > 1:
+        return tuple(operands)
+    shape = tuple([max(sizes) if min(sizes) else 0 for sizes in zip(*shapes, strict=True)])
+    if any(d not in (1, whole) for s in shapes for d, whole in zip(s, shape, strict=True)):
+        return tuple(operands)
+    dims = tuple(range(len(shape)))
+    return tuple(
+        x if a.shape in ((), shape) else broadcast_in_dim(x, shape, dims)
+        for x, a in zip(operands, avals, strict=True)
+    )
 
 
 def _as_weak_operand(x: Any, aval: ShapedArray, dtype: np.dtype, weak: bool) -> Any:

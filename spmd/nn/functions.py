@@ -229,8 +229,10 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> A
            [0., 0., 1.]], dtype=float32)
     """
     x = asarray(x)
-    if not dtypes.is_integer(typeof(x).dtype):
-        raise ArgumentError(f"one_hot: x must be integers, got {typeof(x)}")
+    if dtypes.is_complex(typeof(x).dtype):
+        raise ArgumentError(f"one_hot: x must be real numbers, got {typeof(x)}")
+    if dtypes.is_bool(typeof(x).dtype):
+        x = lax.convert_element_type(x, np.int32)
     count = operator.index(num_classes)
     found = default_float() if dtype is None else user_dtype(dtype, "one_hot")
     shape = typeof(x).shape

@@ -129,10 +129,13 @@ def exact(x: Any, dtype: np.dtype) -> Any:
     return x
 
 
-def _from_foreign(x: Any) -> np.ndarray:
+def _from_foreign(x: Any) -> Any:
     """Something that NumPy understands: a memoryview, an array of another library."""
     if x is None:
         raise ArgumentError("array: None is not a valid value for an array")
+    convert = getattr(x, "__jax_array__", None)
+    if convert is not None:
+        return convert()
     made = np.asarray(x)
     if made.dtype.kind not in "biufcV":
         raise ArgumentError(

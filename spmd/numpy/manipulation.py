@@ -171,7 +171,7 @@ def expand_dims(a: ArrayLike, axis: Any) -> Array:
     """
     check_arraylike("expand_dims", a)
     a = plain(a)
-    many = axis if isinstance(axis, (tuple, list)) else (axis,)
+    many = tuple(axis) if isinstance(axis, (tuple, list, range)) else (axis,)
     dims = canonical_axes(many, typeof(a).ndim + len(many), "expand_dims")
     return as_array(lax.expand_dims(a, dims))
 

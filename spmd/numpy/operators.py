@@ -88,7 +88,8 @@ def _refuses(symbol: str, x: Any, y: Any) -> bool:
 def _forward(symbol: str, f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         if not is_arraylike(other) and _refuses(symbol, self, other):
-            return NotImplemented
+            convert = getattr(other, "__jax_array__", None)
+            return NotImplemented if convert is None else f(self, convert())
         return f(self, other)
 
     return method
@@ -97,7 +98,8 @@ def _forward(symbol: str, f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], 
 def _reflected(symbol: str, f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         if not is_arraylike(other) and _refuses(symbol, self, other):
-            return NotImplemented
+            convert = getattr(other, "__jax_array__", None)
+            return NotImplemented if convert is None else f(convert(), self)
         return f(other, self)
 
     return method
@@ -260,6 +262,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "any": reductions.any,
     "argmax": reductions.argmax,
     "argmin": reductions.argmin,
+    "argpartition": sorting.argpartition,
     "argsort": sorting.argsort,
     "astype": _astype,
     "choose": selection.choose,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.source import current_source
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.explicit import lays_out_result
 from spmd.core.key_reuse import use_key
@@ -65,6 +67,7 @@ def PRNGKey(seed: Any, *, impl: Any = None) -> Array:
 
 
 def _check_impl(name: str, impl: Any) -> None:
+    impl = config.default_prng_impl if impl is None else impl
     if impl not in _IMPLEMENTATIONS and impl != dtypes.key_dtype:
         raise ArgumentError(f"{name}: the only generator is 'threefry2x32', got impl={impl!r}")
 
@@ -169,12 +172,24 @@ def typed(keys: Any, name: str) -> Any:
     if dtypes.is_key(aval.dtype):
         return keys
     if aval.dtype == _WORD and aval.shape[-1:] == (2,):
+        if config.legacy_prng_key != "allow":
+            _tell_of_raw_key(name)
         return random_wrap(keys)
     raise ArgumentError(
         f"{name}: the key must be a typed key (random.key) or two words of uint32, "
         f"got {aval.strip_weak()}; "
         "make one from a seed with random.key(seed)"
     )
+
+
+def _tell_of_raw_key(name: str) -> None:
+    text = (
+        f"{current_source()}: random.{name}: a raw key (random.PRNGKey) is given, and "
+        f"legacy_prng_key is {config.legacy_prng_key!r}; make typed keys with random.key"
+    )
+    if config.legacy_prng_key == "error":
+        raise ArgumentError(text)
+    warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def single(keys: Any, name: str, uses: bool = True) -> Any:
@@ -287,7 +302,7 @@ def bits(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = No
     """
     found = dtypes.canonical(np.uint64) if dtype is None else user_dtype(dtype, "bits")
     if found.kind != "u" or dtypes.is_small(found):
-        raise DtypeError(f"bits: dtype must be an unsigned integer, got {found}")
+        raise ArgumentError(f"bits: dtype must be an unsigned integer, got {found}")
     return typed_bits(single(key, "bits"), canonical_shape(shape, "bits"), found)
 
 

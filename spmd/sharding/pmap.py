@@ -392,8 +392,8 @@ class _PmapCall:
 
     def _argument_of_leaf(self) -> list[int]:
         """For each leaf, the number of its positional argument; -1 for keyword arguments."""
-        positional, named = self.in_tree.children
-        out = [k for k, tree in enumerate(positional.children) for _ in range(tree.num_leaves)]
+        positional, named = self.in_tree.parts
+        out = [k for k, tree in enumerate(positional.parts) for _ in range(tree.num_leaves)]
         return out + [-1] * named.num_leaves
 
     def _globalize(self, x: Any, aval: ShapedArray, axis: int | None) -> Array:

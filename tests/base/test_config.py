@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.base.config import JAX_NAMES, SETTINGS, TRACING_SETTINGS, Config
+from spmd.base.config import JAX_NAMES, SETTINGS, TRACING_SETTINGS, TRANSFERS, Config
 from spmd.base.errors import ArgumentError
 
 
@@ -59,6 +59,9 @@ def other_value(setting):
     if isinstance(setting.default, bool):
         return not setting.default
     choices = {
+        **dict.fromkeys(TRANSFERS, "log"),
+        "legacy_prng_key": "warn",
+        "unasked_gathers": "warn",
         "overlap": "never",
         "numpy_rank_promotion": "warn",
         "numpy_dtype_promotion": "strict",

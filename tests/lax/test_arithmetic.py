@@ -10,7 +10,7 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError
 
-INTEGERS = [d for d in dtypes.INTEGER if d.itemsize < 8]
+INTEGERS = [d for d in dtypes.INTEGER if d.itemsize < 8 and not dtypes.is_small(d)]
 SPECIAL = np.array(
     [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, np.inf, -np.inf, np.nan, 1e30],
     np.float32,

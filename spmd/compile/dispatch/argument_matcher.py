@@ -44,8 +44,8 @@ def is_number(x: Any, aval: ShapedArray) -> bool:
 
 def is_wide(tree: TreeDef) -> bool:
     """Whether a tree is a dict of many leaves and nothing else."""
-    many = tree.kind is dict and len(tree.children) >= WIDE
-    return many and all(child.kind is None for child in tree.children)
+    many = tree.kind is dict and len(tree.parts) >= WIDE
+    return many and all(child.kind is None for child in tree.parts)
 
 
 def _has_buffer(x: Any) -> bool:
@@ -126,11 +126,11 @@ class Matcher:
 
     def matched(self) -> list[str]:
         """The lines that match positional and keyword arguments, static ones by equality."""
-        args_tree, kwargs_tree = self.split.tree.children
+        args_tree, kwargs_tree = self.split.tree.parts
         static = dict(self.split.static_args)
-        count = len(args_tree.children) + len(static)
+        count = len(args_tree.parts) + len(static)
         self.put(f"if len(args) != {count}: return MISS")
-        dynamic = iter(args_tree.children)
+        dynamic = iter(args_tree.parts)
         for k in range(count):
             name = self.fresh()
             self.put(f"{name} = args[{k}]")
@@ -141,7 +141,7 @@ class Matcher:
         named = dict(self.split.static_kwargs)
         keys = kwargs_tree.aux or ()
         self.put(f"if len(kwargs) != {len(keys) + len(named)}: return MISS")
-        for key, tree in zip(keys, kwargs_tree.children, strict=True):
+        for key, tree in zip(keys, kwargs_tree.parts, strict=True):
             name = self.fresh()
             self.put(f"{name} = kwargs[{key!r}]")
             self.match(name, tree)
@@ -165,7 +165,7 @@ class Matcher:
         if tree.kind is type(None):
             self.put(f"if {name} is not None: return MISS")
             return
-        count = len(tree.children)
+        count = len(tree.parts)
         kind = tree.kind
         is_tuple = kind in (tuple, list) or is_named_tuple(kind)
         if not is_tuple and kind is not dict:
@@ -176,7 +176,7 @@ class Matcher:
             self.match_wide(name, tree)
             return
         keys = range(count) if is_tuple else [self.key(k) for k in tree.aux]
-        for key, child in zip(keys, tree.children, strict=True):
+        for key, child in zip(keys, tree.parts, strict=True):
             inner = self.fresh()
             self.put(f"{inner} = {name}[{key}]")
             self.match(inner, child)
@@ -184,7 +184,7 @@ class Matcher:
     def match_wide(self, name: str, tree: TreeDef) -> None:
         """Match the leaves of a wide dict: one call looks all of them up."""
         get, leaves = self.bind(operator.itemgetter(*tree.aux)), self.fresh()
-        names = [self.fresh() for _ in tree.children]
+        names = [self.fresh() for _ in tree.parts]
         self.put(f"{leaves} = {get}({name})")
         self.wide.append((f"{', '.join(names)} = {leaves}", names))
         self.put(self.wide[-1][0])

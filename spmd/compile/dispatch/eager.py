@@ -9,6 +9,7 @@ often an operation was met; `disable_jit` asks for the plain definition, and run
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
@@ -19,7 +20,8 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.device import process_index
-from spmd.base.errors import ShardingError
+from spmd.base.errors import DeviceError, ShardingError
+from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten
 from spmd.base.util import MISS
 from spmd.compile.dispatch.signature import Split
@@ -132,6 +134,8 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
     """Apply a primitive to concrete operands."""
     if prim is shard_map_p and "manual" not in params:
         return mesh_executable.evaluate_map(params, operands)
+    if config.transfer_guard_host_to_device != "allow":
+        _guard_transfers(prim, operands)
     if prim.inline is not None:
         return run_closed(prim.inline(params), operands)
     if prim.name in _LAYOUTS:
@@ -182,6 +186,21 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         if device is not None:
             executable.place(outs, executable.common_home(operands))
     return outs if prim.multiple else outs[0]
+
+
+def _guard_transfers(prim: Primitive, operands: Sequence[Any]) -> None:
+    """Tell of NumPy arrays among operands, which `device_put` and `asarray` were to convert."""
+    level = config.transfer_guard_host_to_device
+    arrays = [x for x in operands if isinstance(x, np.ndarray)]
+    if not arrays or (prim is convert_element_type_p and not level.endswith("explicit")):
+        return
+    text = (
+        f"{current_source()}: {prim.name}: a NumPy array ({typeof(arrays[0])}) is an operand, and "
+        f"transfer_guard_host_to_device is {level!r}; convert it with device_put"
+    )
+    if level.startswith("disallow"):
+        raise DeviceError(f"Disallowed host-to-device transfer: {text}")
+    print(f"spmd: host-to-device transfer: {text}", file=sys.stderr)
 
 
 def _laid_out(prim: Primitive, x: Any, params: dict[str, Any]) -> Array | None:

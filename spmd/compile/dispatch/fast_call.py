@@ -179,7 +179,7 @@ class Writer(Matcher):
         made, shards = self.results_made()
         out, is_whole = self.out_tree, self.makes_results and is_plain(self.out_tree)
         if is_whole and self.takes_arguments():
-            args, kwargs = self.split.tree.children
+            args, kwargs = self.split.tree.parts
             return self.open(made, out, None if self.direct else (args, kwargs))
         # Containers that the entry point does not know are made here, of a tuple of the results.
         flat = TreeDef(tuple, None, (LEAF,) * len(made))
@@ -233,8 +233,8 @@ class Writer(Matcher):
         if FLIGHT.keeps_programs or self.split.static_args or self.split.static_kwargs:
             return False
         tree = self.split.tree
-        args, kwargs = tree.children
-        if self.direct and (kwargs.children or any(c.kind is not None for c in args.children)):
+        args, kwargs = tree.parts
+        if self.direct and (kwargs.parts or any(c.kind is not None for c in args.parts)):
             return False
         kinds = [given.kind for given in self.given]
         known = len(kinds) == len(self.arrays) and entry_point.BUFFER not in kinds
@@ -386,7 +386,7 @@ class Writer(Matcher):
             return next(leaves)
         if tree.kind is type(None):
             return "None"
-        parts = [self.tree(child, leaves) for child in tree.children]
+        parts = [self.tree(child, leaves) for child in tree.parts]
         if tree.kind is tuple:
             return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
         if tree.kind is list:

@@ -120,6 +120,11 @@ class JitFunction:
         backend: str | None = None,
         compiler_options: dict[str, Any] | None = None,
     ):
+        if isinstance(fun, staticmethod):
+            raise ArgumentError(
+                f"jit: staticmethod arguments are not supported, got {fun!r}; write @staticmethod "
+                "above @jit"
+            )
         if not callable(fun):
             raise ArgumentError(f"jit: {fun!r} of type {type(fun).__name__} is not callable")
         # First of all: it copies the attributes of `fun`, which may itself be a JitFunction.

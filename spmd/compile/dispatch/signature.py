@@ -139,7 +139,7 @@ class Signature:
 
         Raises an ArgumentError for a static value other than that of `split`.
         """
-        count = len(split.tree.children[0].children)
+        count = len(split.tree.parts[0].parts)
         if split.static_args and len(args) == count + len(split.static_args):
             self._check_static([(k, args[k]) for k, _ in split.static_args], split.static_args)
             args = tuple(v for k, v in enumerate(args) if k not in self.static_nums)

@@ -78,7 +78,7 @@ _PLAIN = {None: IS_LEAF, type(None): IS_NONE, tuple: IS_TUPLE, list: IS_LIST, di
 def is_plain(tree: TreeDef) -> bool:
     """Whether an entry point knows all containers of a tree."""
     known = tree.kind is None or tree.kind in _PLAIN or is_named_tuple(tree.kind)
-    return known and all(map(is_plain, tree.children))
+    return known and all(map(is_plain, tree.parts))
 
 
 def tree_words(tree: TreeDef, kept: list[Any]) -> list[int]:
@@ -86,5 +86,5 @@ def tree_words(tree: TreeDef, kept: list[Any]) -> list[int]:
     op = _PLAIN.get(tree.kind, IS_NAMED)
     objects = [tree.kind, tree.aux, dict.fromkeys(tree.aux) if op == IS_DICT else None]
     kept.append(objects)
-    words = [op, len(tree.children), *map(id, objects)]
-    return words + [word for child in tree.children for word in tree_words(child, kept)]
+    words = [op, len(tree.parts), *map(id, objects)]
+    return words + [word for child in tree.parts for word in tree_words(child, kept)]

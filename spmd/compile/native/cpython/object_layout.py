@@ -74,7 +74,7 @@ def tree_layout() -> TreeLayout | None:
     """The layout of tree structures, where there is one of arrays."""
     if object_layout() is None:
         return None
-    names = ("kind", "aux", "children", "num_leaves", "_hash")
+    names = ("kind", "aux", "parts", "num_leaves", "_hash")
     found = slot_offsets(TreeDef, {name: float(k) for k, name in enumerate(names)})
     return None if found is None else TreeLayout(*found[1:])
 

@@ -198,10 +198,10 @@ def test_an_object_that_is_no_structure_is_refused():
             native["unflatten"](node, [1])
         assert native["flatten_up_to"](node, (), []) is False
     inner = tree.TreeDef(list, None, (tree.LEAF,))
-    inner.children = (tree.LEAF, 5)  # type: ignore[assignment]
+    inner.parts = (tree.LEAF, 5)  # type: ignore[assignment]
     with pytest.raises(TypeError, match="not made of TreeDefs"):
         native["unflatten"](inner, [1, 2])
-    inner.children = 5  # type: ignore[assignment]
+    inner.parts = 5  # type: ignore[assignment]
     with pytest.raises(SystemError):
         native["unflatten"](inner, [1, 2])
     with pytest.raises(IndexError):

@@ -1,0 +1,71 @@
+"""Settings that forbid: tracing, transfers, raw keys; and the default device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import spmd
+from spmd import errors
+from spmd import numpy as snp
+
+
+def test_nothing_is_traced_where_it_must_not():
+    f = spmd.jit(lambda x: x + 1)
+    f(1.0)
+    with spmd.no_tracing():
+        assert f(2.0) == 3
+        with pytest.raises(RuntimeError, match="would be traced, and no_tracing is set"):
+            f(np.ones(2))
+        with spmd.no_tracing(False):
+            f(np.ones(2))
+        f(np.ones(2))
+
+
+def test_arrays_without_a_device_are_on_the_default_one():
+    one = spmd.devices()[1]
+    with spmd.default_device(one):
+        assert snp.ones(2).devices() == {one}
+    with spmd.default_device("cpu"):
+        assert snp.ones(2).devices() == {spmd.devices()[0]}
+    assert snp.ones(2).devices() == {spmd.devices()[0]}
+
+
+def test_host_arrays_are_no_operands_under_a_guard(capsys):
+    x, host = snp.ones(3), np.ones(3, np.float32)
+    with spmd.transfer_guard("disallow"):
+        for use in (lambda: x + host, lambda: snp.dot(x, host)):
+            with pytest.raises(errors.DeviceError, match=r"Disallowed host-to-device.*device_put"):
+                use()
+        assert float((x + spmd.device_put(host)).sum()) == 6
+        assert spmd.config.jax_transfer_guard == "disallow"
+    with spmd.transfer_guard_host_to_device("log"):
+        x + host
+    assert "host-to-device transfer" in capsys.readouterr().err
+    assert float((x + host).sum()) == 6
+    with pytest.raises(errors.ArgumentError, match="must be one of allow"):
+        spmd.transfer_guard_device_to_host("never").__enter__()
+
+
+def test_raw_keys_can_be_found():
+    raw = spmd.random.PRNGKey(0)
+    with spmd.legacy_prng_key("error"):
+        with pytest.raises(errors.ArgumentError, match=r"random\.normal: a raw key"):
+            spmd.random.normal(raw)
+        spmd.random.normal(spmd.random.key(0))
+    with spmd.legacy_prng_key("warn"), pytest.warns(UserWarning, match="a raw key"):
+        spmd.random.normal(raw)
+    with spmd.default_prng_impl("dice"), pytest.raises(errors.ArgumentError, match="'dice'"):
+        spmd.random.key(0)
+
+
+def test_the_structure_of_what_cannot_be_hashed_has_a_hash():
+    class Box:
+        def __init__(self, x, table):
+            self.x, self.table = x, table
+
+    spmd.tree_util.register_pytree_node(Box, lambda b: ((b.x,), b.table), lambda t, c: Box(c[0], t))
+    a, b = (spmd.tree.structure(Box(1, {"k": k})) for k in (1, 1))
+    assert a == b and hash(a) == hash(b)
+    assert str(a) == "PyTreeDef(CustomNode(Box[{'k': 1}], [*]))"
+    assert spmd.jit(lambda b: b.x + b.table["k"])(Box(2, {"k": 5})) == 7

@@ -1,0 +1,129 @@
+"""Behaviours beside JAX's: arguments that are taken, settings, structures, kinds of errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+from tests.jax.compare import OURS, THEIRS, assert_same, cases, jax
+
+for _name in ("nn", "random", "legacy_prng_key", "transfer_guard"):  # imported when asked for
+    setattr(OURS, _name, getattr(spmd, _name))
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+class Holder:
+    """Something that stands for an array, in the way that JAX asks for."""
+
+    def __init__(self, j: Any):
+        self.j = j
+
+    def __jax_array__(self) -> Any:
+        return self.j.np.arange(3.0)
+
+
+def known_and_traced(j: Any) -> Any:
+    @j.jit
+    def f(x: Any) -> Any:
+        with j.ensure_compile_time_eval():
+            n = int(j.np.ceil(j.np.log2(x.size)))
+            y = x * 2
+        return y + n
+
+    return f(X)
+
+
+def with_no_operands(j: Any) -> Any:
+    return j.lax.cond(X[0, 0] == 0, 2.0, lambda x: x + 1, 5.0, lambda x: x * 2)
+
+
+@cases(
+    unrolled_never=lambda j: j.lax.scan(lambda c, x: (c + x, c), 0.0, X[0], unroll=0),
+    dims_of_size_1=lambda j: (j.lax.mul(X, X[:, :1]), j.lax.lt(X[:1], X), j.lax.max(2.0, X)),
+    gradient_of_dims_of_size_1=lambda j: j.grad(lambda b: (j.lax.mul(X, b) ** 2).sum())(X[:, :1]),
+    branches_with_an_operand_each=with_no_operands,
+    functions_that_are_not_mapped=lambda j: j.vmap(lambda f, x: f(x), (None, 0))(j.np.sin, X),
+    objects_that_are_not_mapped=lambda j: j.vmap(lambda a, x: x + a["k"], (None, 0))(
+        {"k": 2.0, "of": None}, X
+    ),
+    arrays_by_conversion=lambda j: (j.np.array(Holder(j)), j.np.ones(3) + Holder(j)),
+    reflected_arrays_by_conversion=lambda j: Holder(j).__jax_array__() * 2,
+    known_values_at_compile_time=known_and_traced,
+    dims_from_a_range=lambda j: j.np.expand_dims(X, range(2)),
+    argpartition_of_an_array=lambda j: j.np.asarray(X)[0].argpartition(1).shape,
+    sizes_of_structures=lambda j: len(j.ShapeDtypeStruct((3, 2), np.float32)),
+)
+def test_what_is_taken(case):
+    assert_same(case)
+
+
+ERRORS = {
+    "custom_vjp without rules": lambda j: j.grad(j.custom_vjp(lambda x: x))(1.0),
+    "custom_jvp without rules": lambda j: j.jvp(j.custom_jvp(lambda x: x), (1.0,), (1.0,)),
+    "static method": lambda j: j.jit(staticmethod(abs)),
+    "dims that differ": lambda j: j.lax.add(X, X[:, :3]),
+    "ranks that differ": lambda j: j.lax.add(X, X[0]),
+    "signed bits": lambda j: j.random.bits(j.random.key(0), (2,), np.int32),
+    "negative unroll": lambda j: j.lax.scan(lambda c, x: (c, x), 0.0, X, unroll=-1),
+    "raw keys": lambda j: raw_key_is_an_error(j),
+    "host arrays": lambda j: host_array_is_an_error(j),
+}
+
+
+def raw_key_is_an_error(j: Any) -> Any:
+    with j.legacy_prng_key("error"):
+        return j.random.normal(j.random.PRNGKey(0))
+
+
+def host_array_is_an_error(j: Any) -> Any:
+    x = j.np.ones(3)
+    with j.transfer_guard("disallow"):
+        return x + np.ones(3, np.float32)
+
+
+@pytest.mark.parametrize("call", ERRORS.values(), ids=ERRORS)
+def test_kinds_of_errors(call):
+    """Ours is an instance of the built-in class of JAX's."""
+    with pytest.raises(Exception) as theirs:  # the oracle
+        call(THEIRS)
+    builtin = next(c for c in type(theirs.value).__mro__ if c.__module__ == "builtins")
+    with pytest.raises(builtin):
+        call(OURS)
+
+
+TREES = [0, (), None, [1, (2,), {"b": 3, "a": None}], {"x": [1, 2], "y": ((),)}]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=str)
+def test_structures(tree):
+    ours, theirs = spmd.tree.structure(tree), jax.tree_util.tree_structure(tree)
+    leaves = list(range(10, 10 + ours.num_leaves))
+    assert str(ours) == str(theirs) and ours.num_nodes == theirs.num_nodes
+    assert ours.node_data() == theirs.node_data()
+    assert [str(c) for c in ours.children()] == [str(c) for c in theirs.children()]
+    assert ours.walk(lambda xs, d: (xs, d), lambda x: -x, leaves) == theirs.walk(
+        lambda xs, d: (xs, d), lambda x: -x, leaves
+    )
+    for inner in TREES:
+        composed = ours.compose(spmd.tree.structure(inner))
+        assert str(composed) == str(theirs.compose(jax.tree_util.tree_structure(inner)))
+        assert composed.num_leaves == ours.num_leaves * spmd.tree.structure(inner).num_leaves
+    kind = spmd.tree_util.PyTreeDef
+    written = ours.serialize_using_proto()
+    assert kind.deserialize_using_proto(spmd.tree_util.default_registry, written) == ours
+    again = kind.from_node_data_and_children(None, ours.node_data(), ours.children())
+    assert again == ours
+
+
+def test_options_of_jax_are_known():
+    for name in jax.config.values:
+        if name.startswith("jax_"):
+            assert name in spmd.config.values, name
+            spmd.config.read(name)
+    before = spmd.config.jax_threefry_partitionable
+    spmd.config.update("jax_threefry_partitionable", not before)
+    assert spmd.config.jax_threefry_partitionable is not before
+    spmd.config.jax_threefry_partitionable = before
