@@ -226,7 +226,7 @@ def iinfo(int_type: Any) -> Any:
     >>> snp.iinfo(snp.int8).max
     127
     """
-    dtype = np.dtype(int_type) if not isinstance(int_type, int) else np.dtype(type(int_type))
+    dtype: Any = np.dtype(type(int_type) if isinstance(int_type, int) else int_type)
     return ml_dtypes.iinfo(dtype) if dtype in SMALL else np.iinfo(dtype)
 
 

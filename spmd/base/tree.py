@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from spmd.base.errors import ArgumentError, PytreeError
 from spmd.base.record import record
@@ -258,6 +258,17 @@ class TreeDef:
     """The structure of a pytree: hashable, comparable, and able to rebuild the tree."""
 
     __slots__ = ("_hash", "aux", "kind", "num_leaves", "parts")
+
+    if TYPE_CHECKING:  # methods that `tree_structures.py` adds
+        num_nodes: int
+        children: Callable[[], list[TreeDef]]
+        compose: Callable[[TreeDef], TreeDef]
+        deserialize_using_proto: ClassVar[Callable[[Any, bytes], TreeDef]]
+        from_iterable_tree: Callable[[Any], Any]
+        from_node_data_and_children: ClassVar[Callable[..., TreeDef]]
+        node_data: Callable[[], tuple[type, Any] | None]
+        serialize_using_proto: Callable[[], bytes]
+        walk: Callable[..., Any]
 
     def __init__(self, kind: type | None, aux: Any, children: tuple[TreeDef, ...]):
         self.kind = kind

@@ -40,7 +40,7 @@ def test_host_arrays_are_no_operands_under_a_guard(capsys):
         assert float((x + spmd.device_put(host)).sum()) == 6
         assert spmd.config.jax_transfer_guard == "disallow"
     with spmd.transfer_guard_host_to_device("log"):
-        x + host
+        snp.add(x, host)
     assert "host-to-device transfer" in capsys.readouterr().err
     assert float((x + host).sum()) == 6
     with pytest.raises(errors.ArgumentError, match="must be one of allow"):
