@@ -26,7 +26,7 @@ from spmd.base.tree import (
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import typeof
 from spmd.core.trace import to_numpy
-from spmd.sharding.array import Array, from_shards, shard_value
+from spmd.sharding.array import Array, filled_up, from_shards, shard_value
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.spec import Mesh, PartitionSpec
 from spmd.transport import world as bootstrap
@@ -211,6 +211,7 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
 def _local_of(what: str, x: Any, local: NamedSharding, whole: NamedSharding) -> Any:
     if not _is_spread(x):
         return x
+    whole.check(x.shape, what)
     if not x.sharding.is_equivalent_to(whole, x.ndim):
         raise ShardingError(
             f"{what} ({x.aval.short()}) is laid out by {x.sharding}, not by {whole}; pass the mesh "
@@ -341,11 +342,13 @@ def _whole(x: Array) -> np.ndarray:
     shape = x.sharding.shard_shape(x.shape)
     mine = np.zeros((max(map(len, sent)), *shape), x.dtype)
     for place, shard in zip(mine, sent[world.rank], strict=False):
-        place[...] = np.asarray(shard.data).reshape(shape)
+        part = np.asarray(shard.data)
+        place[...] = filled_up(part, shape).reshape(shape)
     out = np.empty(x.shape, x.dtype)
     for rows, shards in zip(_rows(mine), sent, strict=True):
         for row, shard in zip(rows, shards, strict=False):
-            out[shard.index] = row
+            place = out[shard.index]  # of an uneven part, the rows that mean something
+            place[...] = row.reshape(shape)[tuple(map(slice, place.shape))]
     return out
 
 

@@ -22,7 +22,7 @@ from spmd.compile.lazy import redistribute
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.trace import Tracer, to_numpy
-from spmd.sharding.array import Array, alias, from_numpy, from_shards, shard_value
+from spmd.sharding.array import Array, alias, filled_up, from_numpy, from_shards, shard_value
 from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.constraint import as_sharding, constrain, sharding_constraint_p
 from spmd.sharding.explicit_layouts import to_auto_p
@@ -118,7 +118,8 @@ def _moved(x: Any, place: Sharding) -> Array | None:
         return None
     now, spec = x.sharding, None
     if isinstance(now, NamedSharding) and isinstance(place, NamedSharding):
-        in_order = now.mesh.flat_devices() == place.mesh.flat_devices()
+        same = now.mesh.flat_devices() == place.mesh.flat_devices()
+        in_order = same and not now.uneven and not place.uneven
         spec = spec_over(now.mesh, place) if in_order else None
     if spec is None:
         return redistribute.redistributed(x, place)
@@ -215,15 +216,14 @@ def make_array_from_callback(
     what = "make_array_from_callback"
     sharding = _real_sharding(what, sharding)
     _check_placing(f"{what}: the array", shape, sharding)
-    mine = process_index()
     wanted = None if dtype is None else canonical(dtype)
+    places = sharding.addressable_devices_indices_map(tuple(shape))
     shards = [
         from_numpy(np.asarray(data_callback(index)), device=device)
-        for device, index in sharding.devices_indices_map(tuple(shape)).items()
-        if device.process_index == mine
+        for device, index in places.items()
     ]
-    part = sharding.shard_shape(tuple(shape))
     for shard in shards:
+        part = np.empty(tuple(shape), np.void)[places[shard.device]].shape
         if shard.shape != part:
             raise ShapeError(
                 f"{current_source()}: {what}: data_callback gave shape {shard.shape} for "
@@ -235,7 +235,19 @@ def make_array_from_callback(
                 f"{shard.device}, and {'dtype=' if wanted else 'the first shard '}"
                 f"{(wanted or shards[0].dtype).name}; convert with .astype"
             )
+    shards = _filled(shards, tuple(shape), sharding)
     return from_shards(shards[0].aval.update(shape=tuple(shape)), sharding, shards)
+
+
+def _filled(shards: list[Array], shape: tuple[int, ...], sharding: Sharding) -> list[Array]:
+    """The shards of an array of `shape` as it holds them: uneven ones have the first's rows."""
+    if not (isinstance(sharding, NamedSharding) and sharding.uneven):
+        return shards
+    part = sharding.shard_shape(shape)
+    return [
+        x if x.shape == part else from_numpy(filled_up(np.asarray(x), part), device=x.device)
+        for x in shards
+    ]
 
 
 def make_array_from_single_device_arrays(
@@ -281,6 +293,7 @@ def make_array_from_single_device_arrays(
             f"{other.device} is {other.dtype.name}, that on {shards[0].device} {aval.dtype.name}; "
             "convert with .astype"
         )
+    shards = _filled(shards, shape, sharding)
     if dtype is not None and aval.dtype != canonical(dtype):
         raise ArgumentError(
             f"{current_source()}: make_array_from_single_device_arrays: dtype={dtype} but the "
@@ -341,6 +354,11 @@ def _of_parts(
     """The global array of which `part` is this process's."""
     shape = _whole_shape(what, part, sharding, given)
     places = sharding.addressable_devices_indices_map(shape)
+    if isinstance(sharding, NamedSharding) and sharding.uneven:
+        raise ShardingError(
+            f"{what}: {sharding} has uneven parts, of which a process's data does not say where "
+            "they start; use make_array_from_callback"
+        )
     sizes = sharding.shard_shape(shape)
     # Along each dim: where this process's shards start in the whole.
     starts = [sorted({index[d].start or 0 for index in places.values()}) for d in range(part.ndim)]

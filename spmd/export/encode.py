@@ -109,6 +109,10 @@ def encode_lies(sharding: Any) -> list[Any] | None:
     """A sharding over a mesh as its mesh and its spec; None for any other, and for None."""
     if not isinstance(sharding, NamedSharding):
         return None
+    if sharding.uneven:
+        raise ArgumentError(
+            f"export: {sharding} has parts of different sizes, which a file cannot hold"
+        )
     where = f"the sharding {sharding}"
     return [encode_param(sharding.mesh, where), encode_param(sharding.spec, where)]
 

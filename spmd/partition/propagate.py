@@ -337,8 +337,10 @@ def called_jaxpr(eqn: Eqn) -> ClosedJaxpr | None:
 class Plan:
     """The cells and links of a whole program over a mesh."""
 
-    def __init__(self, closed: ClosedJaxpr, mesh: Mesh):
+    def __init__(self, closed: ClosedJaxpr, mesh: Mesh, uneven: bool = False):
         self.mesh = mesh
+        # Whether parts of the program's results may have different sizes.
+        self.uneven = uneven
         self.sizes: Mapping[Any, int] = mesh.shape  # inside of partly manual maps, of fewer axes
         self.links: list[Link] = []
         self.scopes: list[Scope] = []  # those around before those inside
@@ -363,6 +365,7 @@ class Plan:
         spec = spec_over(self.mesh, sharding) if isinstance(sharding, NamedSharding) else None
         if spec is None or len(self.sizes) < len(self.mesh.axis_names):
             return Cell(var.aval)
+        self.uneven |= isinstance(sharding, NamedSharding) and sharding.uneven
         if id(value) not in self.placed:
             cell = Cell(var.aval)
             cell.close(spec, "its own layout")
@@ -497,6 +500,7 @@ class Plan:
         (made,) = self._new(scope, eqn)
         if eqn.prim is sharding_constraint_p:
             made.close(spec, f"the constraint at {eqn.source.short}")
+            self.uneven |= eqn.params.get("uneven", False)
         self.same(made, given[0])
 
     def results(self, specs: Sequence[PartitionSpec | None]) -> list[Cell]:
@@ -509,7 +513,7 @@ class Plan:
                 wanted.close(spec, "out_shardings")
                 self.same(wanted, cell)
                 cell = wanted
-            cell.edge = True
+            cell.edge = not self.uneven
             found.append(cell)
         self._look_back()
         return found

@@ -18,6 +18,7 @@ from spmd.partition.callbacks import calls_once, is_check
 from spmd.partition.control import STRUCTURAL
 from spmd.partition.equations import write_equation
 from spmd.partition.loops import split_iterations
+from spmd.partition.moves import is_uneven
 from spmd.partition.propagate import Cell, Plan, Scope, Split, called_jaxpr, even
 from spmd.partition.strategies.rolling import Roll, write_roll
 from spmd.partition.unasked import Watch, here, watching
@@ -36,16 +37,18 @@ def partition(
     in_specs: Sequence[PartitionSpec | None],
     out_specs: Sequence[PartitionSpec | None],
     plans: list[Plan] | None = None,
+    uneven: bool = False,
 ) -> ClosedJaxpr | None:
     """A program over a mesh: one `shard_map` equation, of which each device runs the jaxpr.
 
-    A spec that is None is left to propagation. None if the program has effects outside of maps
+    A spec that is None is left to propagation. If an argument, or a constraint, is `uneven`, parts
+    of results may have different sizes. None if the program has effects outside of maps
     that are no callbacks, or maps that are not over this mesh. The plan is added to `plans`.
     """
     closed = with_typed_maps(closed, mesh)
     if not _can_partition(closed, mesh):
         return None
-    plan = Plan(closed, mesh)
+    plan = Plan(closed, mesh, uneven)
     jaxpr = closed.jaxpr
     if plans is not None:
         plans.append(plan)
@@ -69,7 +72,8 @@ def partition(
         given = values_of(cells, parts)
         constants = {id(value): x for (value, _), x in zip(placed, given, strict=False)}
         outs = _Writer(constants).run(plan.top, given[len(placed) :])
-        results[:] = [even(cell, plan.sizes) for cell in results]
+        if not plan.uneven:
+            results[:] = [even(cell, plan.sizes) for cell in results]
         found = [_left(x, cell, plan.sizes) for x, cell in zip(outs, results, strict=True)]
         types = zip(found, closed.out_avals, strict=True)
         return [convert_element_type(x, a.dtype, a.weak_type) for x, a in types]
@@ -96,6 +100,16 @@ def partition(
         "kind": "manual",
         "name": jaxpr.name,
     }
+    if plan.uneven:
+        params["uneven"] = (
+            tuple([is_uneven(c.shape, c.axes, plan.sizes) for c in cells]),
+            tuple(
+                [
+                    a if is_uneven(a.shape, c.axes, plan.sizes) else None
+                    for a, c in zip(closed.out_avals, results, strict=True)
+                ]
+            ),
+        )
     outs = tuple(Var(a) for a in closed.out_avals)
     source = next((eqn.source for eqn in jaxpr.eqns), UNKNOWN)
     eqn = Eqn(shard_map_p, operands, outs, params, jaxpr.effects, source)

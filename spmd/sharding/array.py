@@ -169,8 +169,20 @@ class Array(ArrayMethods):
             key = tuple((s.start, s.stop) for s in index)
             replica = counts.get(key, 0)
             counts[key] = replica + 1
-            found.append(Shard(device, index, here.get(device), replica))
+            found.append(Shard(device, index, self._true(here.get(device), index), replica))
         return found
+
+    def _true(self, shard: Array | None, index: Index) -> Array | None:
+        """A shard as users see it: of an uneven part its rows, without what fills it up."""
+        if shard is None or not isinstance(self._sharding, NamedSharding):
+            return shard
+        if not self._sharding.uneven:
+            return shard
+        sizes = [len(range(*s.indices(n))) for s, n in zip(index, self.shape, strict=True)]
+        if list(shard.shape) == sizes:
+            return shard
+        rows = shard._value[tuple(map(slice, sizes))]
+        return from_numpy(rows, shard.aval.update(shape=tuple(sizes)), shard.device)
 
     @property
     def addressable_shards(self) -> list[Shard]:
@@ -180,11 +192,13 @@ class Array(ArrayMethods):
     def addressable_data(self, index: int) -> Array:
         """The values on one of this process's devices."""
         self._check_alive()
-        return self if self.shards is None else self.shards[index]
+        return self._arrays[index]
 
     @property
     def _arrays(self) -> list[Array]:
         """The array of each of this process's devices."""
+        if isinstance(self._sharding, NamedSharding) and self._sharding.uneven:
+            return [shard.data for shard in self.addressable_shards]
         return list(self.shards or (self,))
 
     # -- values --
@@ -544,16 +558,26 @@ def sharded(
     """The array of which `part_of` gives the values of some slices, as `shard_value` makes it."""
     shards = []
     copies: dict[tuple[Any, ...], Array] = {}
+    # Parts of an uneven dim have the rows of the first; what the last lack is filled with zeros.
     part = aval.update(shape=sharding.shard_shape(aval.shape))
     for device, index in sharding.devices_indices_map(aval.shape).items():
         if device.process_index != mine:
             continue
         place = tuple((s.start, s.stop) for s in index)
         if place not in copies:
-            copies[place] = from_numpy(part_of(index), part, device)
+            copies[place] = from_numpy(filled_up(part_of(index), part.shape), part, device)
             shards.append(copies[place])
         else:
             shard = alias(copies[place])
             shard._sharding = SingleDeviceSharding(device)
             shards.append(shard)
     return from_shards(aval, sharding, shards)
+
+
+def filled_up(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A part with zeros behind its rows, where it has fewer than the first."""
+    if value.shape == shape or value.ndim != len(shape):
+        return value
+    full = np.zeros(shape, value.dtype)
+    full[tuple(map(slice, value.shape))] = value
+    return full

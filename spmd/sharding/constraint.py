@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spmd.base.context import state
 from spmd.base.errors import (
@@ -41,9 +41,6 @@ from spmd.sharding.named import (
 from spmd.sharding.operand_layouts import layouts_of
 from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh, scope
 
-if TYPE_CHECKING:
-    from spmd.core.aval import ShapedArray
-
 
 def constrain(name: str, x: Any, sharding: NamedSharding, asserts: bool = False) -> Any:
     """Lay one traced value out, which errors call `name`.
@@ -76,7 +73,8 @@ def constrain(name: str, x: Any, sharding: NamedSharding, asserts: bool = False)
         x = hooks.reshard(x, NamedSharding(sharding.mesh, explicit.spec))
         if explicit.spec.all_axes() == sharding.spec.all_axes():
             return x
-    return sharding_constraint_p.bind(x, mesh=sharding.mesh, spec=sharding.spec)
+    more = {"uneven": True} if sharding.uneven else {}
+    return sharding_constraint_p.bind(x, mesh=sharding.mesh, spec=sharding.spec, **more)
 
 
 def as_sharding(what: str, place: Any) -> NamedSharding:
@@ -235,27 +233,24 @@ def note_mesh_read() -> None:
     scope.reads += 1
 
 
-def _batch(axis: Any, operands: Any, at: Any, *, mesh: Mesh, spec: PartitionSpec) -> Any:
+def _batch(axis: Any, operands: Any, at: Any, *, spec: PartitionSpec, **params: Any) -> Any:
     (x,), (d,) = operands, at
     own = axis.spmd_names
     entry = (own[0] if len(own) == 1 else own) if own else PartitionSpec.UNCONSTRAINED
     entries = [*spec, *[None] * (typeof(x).ndim - 1 - len(spec))]
     deeper = PartitionSpec(*entries[:d], entry, *entries[d:])
-    return sharding_constraint_p.bind(x, mesh=mesh, spec=deeper), d
+    return sharding_constraint_p.bind(x, spec=deeper, **params), d
 
 
-def _dims(x: ShapedArray, *, mesh: Mesh, spec: PartitionSpec) -> Any:
-    return dims([range(x.ndim)], [range(x.ndim)])
-
-
+# `uneven=True` is there if parts may have different sizes at the edges of a program, too.
 sharding_constraint_p = Primitive(
     "sharding_constraint",
-    abstract=lambda x, *, mesh, spec: x,
-    impl=lambda xp, x, *, mesh, spec: x,
+    abstract=lambda x, **params: x,
+    impl=lambda xp, x, **params: x,
     jvp=linear,
-    transpose=lambda ct, x, *, mesh, spec: [sharding_constraint_p.bind(ct, mesh=mesh, spec=spec)],
+    transpose=lambda ct, x, **params: [sharding_constraint_p.bind(ct, **params)],
     batch=_batch,
-    dims=_dims,
+    dims=lambda x, **params: dims([range(x.ndim)], [range(x.ndim)]),
 )
 
 

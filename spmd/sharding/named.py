@@ -206,6 +206,9 @@ class NamedSharding(Sharding):
     may do, and no data can be placed by such a sharding. `memory_kind` is one of the devices' kinds
     of memory, by default "device". A sharding cannot be changed.
 
+    A dim must be a multiple of its parts, unless the sharding is `uneven`: then, along `Auto` axes,
+    the n rows of a dim in p parts are pieces of ceil(n/p), of which the last are shorter or empty.
+
     Raises `ShardingError` if `spec` names an unknown axis or one axis twice, or has `unreduced` or
     `reduced` axes that are not `Explicit`, and `ArgumentError` if `mesh` is no mesh or `spec` no
     spec.
@@ -213,14 +216,25 @@ class NamedSharding(Sharding):
     >>> mesh = spmd.make_mesh((4,), ("x",))
     >>> spmd.NamedSharding(mesh, spmd.P("x")).shard_shape((8, 4))
     (2, 4)
+    >>> layout = spmd.NamedSharding(spmd.sharding.Mesh(mesh.devices, "x"), spmd.P("x"), uneven=True)
+    >>> [shard.data.shape for shard in spmd.device_put(np.arange(10), layout).addressable_shards]
+    [(3,), (3,), (3,), (1,)]
     """
 
-    __slots__ = ("_explicit", "_layout", "_memory_kind", "mesh", "spec")
+    __slots__ = ("_explicit", "_layout", "_memory_kind", "mesh", "spec", "uneven")
 
     mesh: Any  # a Mesh; an AbstractMesh has no devices, and raises where they are asked for
     spec: PartitionSpec
+    uneven: bool
 
-    def __init__(self, mesh: NamedAxes, spec: PartitionSpec, *, memory_kind: str | None = None):
+    def __init__(
+        self,
+        mesh: NamedAxes,
+        spec: PartitionSpec,
+        *,
+        memory_kind: str | None = None,
+        uneven: bool = False,
+    ):
         if not isinstance(mesh, NamedAxes):
             advice = "; the mesh comes first" if isinstance(spec, NamedAxes) else ""
             raise ArgumentError(f"NamedSharding: mesh must be a Mesh, got {mesh!r}{advice}")
@@ -253,6 +267,7 @@ class NamedSharding(Sharding):
         set_field(self, "mesh", mesh)
         set_field(self, "spec", spec)
         self._memory_kind = memory_kind
+        self.uneven = bool(uneven)
         self._layout: Any = None
         # By the number of dims, what types say.
         self._explicit: dict[int, NamedSharding | None] = {}
@@ -271,7 +286,7 @@ class NamedSharding(Sharding):
         return self._memory_kind
 
     def with_memory_kind(self, kind: str) -> NamedSharding:
-        return NamedSharding(self.mesh, self.spec, memory_kind=kind)
+        return NamedSharding(self.mesh, self.spec, memory_kind=kind, uneven=self.uneven)
 
     def check_compatible_aval(self, aval_shape: Sequence[int]) -> None:
         if len(self.spec) > len(aval_shape):
@@ -317,7 +332,7 @@ class NamedSharding(Sharding):
     def cotangent(self) -> NamedSharding:
         """How the cotangent of a value is laid out that is laid out like this."""
         spec = self.spec.cotangent()
-        return self if spec is self.spec else NamedSharding(self.mesh, spec)
+        return self if spec is self.spec else NamedSharding(self.mesh, spec, uneven=self.uneven)
 
     def with_mesh(self, mesh: NamedAxes) -> NamedSharding:
         """The same over a mesh with other types of axes; only `Explicit` ones are unreduced."""
@@ -328,7 +343,7 @@ class NamedSharding(Sharding):
             spec = spec.update(
                 None, *({a for a in axes if kinds[a] is AxisType.Explicit} for axes in sets)
             )
-        return NamedSharding(mesh, spec)
+        return NamedSharding(mesh, spec, uneven=self.uneven)
 
     def manual_sets(self) -> tuple[frozenset[Any], frozenset[Any]]:
         """The `unreduced` and the `reduced` axes that are those of a map around."""
@@ -361,6 +376,7 @@ class NamedSharding(Sharding):
             self.mesh if mesh is None else mesh,
             wanted if isinstance(wanted, PartitionSpec) else PartitionSpec(*wanted),
             memory_kind=self._memory_kind if memory_kind is None else memory_kind,
+            uneven=self.uneven,
         )
 
     @property
@@ -412,12 +428,14 @@ class NamedSharding(Sharding):
         for d, size in enumerate(shape):
             axes = self.spec.axes_of(d)
             parts = self.mesh.axis_size(axes)
-            if size % parts and not (uneven and self._are_auto(axes)):
+            if size % parts and not ((uneven or self.uneven) and self._are_auto(axes)):
                 up = -(-size // parts) * parts
+                advice = " Parts may differ in size along Auto axes only." if self.uneven else ""
                 raise ShardingError(
                     f"{what} has shape {tuple(shape)}, and {self.spec} splits dim {d} (size "
                     f"{size}) over mesh axis {_axes_text(axes)} (size {parts}); {size} is not a "
                     f"multiple of {parts}.\nPad dim {d} to {up}, or leave it whole with None."
+                    f"{advice}"
                 )
 
     def _are_auto(self, axes: Sequence[Any]) -> bool:
@@ -457,9 +475,10 @@ class NamedSharding(Sharding):
                 for a in axes:
                     part = part * sizes[a] + position[a]
                     parts *= sizes[a]
-                step = size // parts
+                step = -(-size // parts)
                 whole = parts == 1
-                index.append(slice(None) if whole else slice(part * step, (part + 1) * step))
+                start, stop = min(part * step, size), min((part + 1) * step, size)
+                index.append(slice(None) if whole else slice(start, stop))
             yield tuple(index)
 
     def _places(self, ndim: int) -> list[Any]:
@@ -471,10 +490,14 @@ class NamedSharding(Sharding):
         return [(d, _spans(index, size)) for d, index in zip(devices, indices, strict=True)]
 
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of one device's shard; a dim left to the compiler counts as not split."""
+        """The shape of one device's shard; a dim left to the compiler counts as not split.
+
+        Of uneven parts it is that of the first, the largest.
+        """
         self._check_parts(global_shape)
         axes = map(self.spec.axes_of, range(len(global_shape)))
-        return tuple(n // self.mesh.axis_size(a) for n, a in zip(global_shape, axes, strict=True))
+        pairs = zip(global_shape, axes, strict=True)
+        return tuple(-(-n // self.mesh.axis_size(a)) for n, a in pairs)
 
     @property
     def num_devices(self) -> int:
@@ -498,22 +521,26 @@ class NamedSharding(Sharding):
             and self.mesh is other.mesh
             and self.spec == other.spec
             and self._memory_kind == other._memory_kind
+            and self.uneven == other.uneven
         )
 
     def __hash__(self) -> int:
         return hash((self.mesh, self.spec))
 
     def __reduce__(self) -> Any:
-        return _named_of, (self.mesh, self.spec, self._memory_kind)
+        return _named_of, (self.mesh, self.spec, self._memory_kind, self.uneven)
 
     def __repr__(self) -> str:
         kind = f", memory_kind={self._memory_kind}" if self._memory_kind else ""
-        return f"NamedSharding(mesh={self.mesh}, spec={self.spec}{kind})"
+        uneven = ", uneven=True" if self.uneven else ""
+        return f"NamedSharding(mesh={self.mesh}, spec={self.spec}{kind}{uneven})"
 
 
-def _named_of(mesh: NamedAxes, spec: PartitionSpec, memory_kind: str | None) -> NamedSharding:
+def _named_of(
+    mesh: NamedAxes, spec: PartitionSpec, memory_kind: str | None, uneven: bool = False
+) -> NamedSharding:
     """The sharding that was pickled."""
-    return NamedSharding(mesh, spec, memory_kind=memory_kind)
+    return NamedSharding(mesh, spec, memory_kind=memory_kind, uneven=uneven)
 
 
 @record

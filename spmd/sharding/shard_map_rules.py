@@ -58,7 +58,7 @@ def piece_aval(
     aval: ShapedArray, spec: PartitionSpec, mesh: Mesh, kind: str, manual: Manual = None
 ) -> ShapedArray:
     """The type of a global value on one device, or on those of one position along manual axes."""
-    shape = tuple(size // mesh.axis_size(spec.axes_of(d)) for d, size in enumerate(aval.shape))
+    shape = tuple(-(-size // mesh.axis_size(spec.axes_of(d))) for d, size in enumerate(aval.shape))
     vma = aval.vma | frozenset(spec.varying_axes()) if kind == "manual" else aval.vma
     piece = aval.update(shape=shape, vma=vma)
     if manual is not None and aval.sharding is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,14 @@ def test_parts_of_global_arrays_and_own_partitions_over_ranks(
     mpirun: Run, ranks: int, devices: int
 ):
     program = ["-m", "tests.multiprocess.programs.twins"]
+    done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"of {ranks}: all right") == ranks
+
+
+@pytest.mark.parametrize("ranks, devices", [(2, 2), (3, 1), (4, 1)])
+def test_parts_of_different_sizes_over_ranks(mpirun: Run, tmp_path: Path, ranks: int, devices: int):
+    program = ["-m", "tests.multiprocess.programs.uneven", str(tmp_path)]
     done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"of {ranks}: all right") == ranks

@@ -217,7 +217,9 @@ def _laid_out(prim: Primitive, x: Any, params: dict[str, Any]) -> Array | None:
             f"{prim.name}: {params['mesh']} has no devices; give a sharding over a Mesh"
         )
     spec = params["spec"]
-    sharding = NamedSharding(mesh, spec.update(unreduced=frozenset()))
+    sharding = NamedSharding(
+        mesh, spec.update(unreduced=frozenset()), uneven=params.get("uneven", False)
+    )
     placed = redistribute.redistributed(x, sharding) if isinstance(x, Array) else None
     if placed is None:
         placed = shard_value(to_numpy(x), typeof(x).strip_sharding(), sharding, process_index())

@@ -170,6 +170,8 @@ class _MapWriter(fast_call.Writer):
 def _contiguous_starts(aval: ShapedArray, sharding: NamedSharding) -> list[int]:
     """The start of each local device's shard of a C-contiguous array, in bytes."""
     starts = []
+    if sharding.uneven:
+        raise UnmatchedError  # the last shards are shorter than what the program reads
     for index in sharding.addressable_devices_indices_map(aval.shape).values():
         cuts = [d for d, s in enumerate(index) if s != slice(None)]
         if any(aval.shape[d] != 1 for d in range(cuts[0] if cuts else 0)) or len(cuts) > 1:

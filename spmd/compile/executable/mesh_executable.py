@@ -36,7 +36,7 @@ from spmd.compile.native.program.stored import (
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.trace import to_numpy
-from spmd.sharding.array import Array, from_shards
+from spmd.sharding.array import Array, filled_up, from_shards
 from spmd.sharding.named import NamedSharding, SingleDeviceSharding
 from spmd.sharding.shard_map_rules import whole_aval
 from spmd.sharding.spec import Mesh, PartitionSpec
@@ -56,15 +56,26 @@ _known = weakref.WeakKeyDictionary()
 NOTHING: Mapping[int, int] = {}
 
 
+# For each operand, whether it has parts of unequal size; for each result that has, its whole.
+Uneven = tuple[tuple[bool, ...], tuple[ShapedArray | None, ...]]
+
+
 def mesh_executable(
-    *, jaxpr: ClosedJaxpr, mesh: Mesh, in_specs: Any, out_specs: Any, kind: str, name: str
+    *,
+    jaxpr: ClosedJaxpr,
+    mesh: Mesh,
+    in_specs: Any,
+    out_specs: Any,
+    kind: str,
+    name: str,
+    uneven: Uneven | None = None,
 ) -> MeshExecutable:
     """The executable of a `shard_map` equation, remembered with its jaxpr."""
     entries = _known.setdefault(jaxpr, {})
-    key = (mesh, in_specs, out_specs, kind, config.overlap)
+    key = (mesh, in_specs, out_specs, kind, config.overlap, uneven)
     if key not in entries:
         with FLIGHT.phase(COMPILING, "compile", name):
-            entries[key] = MeshExecutable(jaxpr, mesh, in_specs, out_specs, name, kind)
+            entries[key] = MeshExecutable(jaxpr, mesh, in_specs, out_specs, name, kind, uneven)
     return entries[key]
 
 
@@ -113,6 +124,7 @@ class MeshExecutable(Executable):
         out_specs: Sequence[PartitionSpec],
         name: str = "<function>",
         kind: str = "manual",
+        uneven: Uneven | None = None,
     ):
         self.mesh, self.name = mesh, name
         # The axes along which each argument differs; None if its spec does not say that for sure.
@@ -132,11 +144,25 @@ class MeshExecutable(Executable):
         self.whole_avals = [
             whole_aval(a, s, mesh) for a, s in zip(closed.out_avals, out_specs, strict=True)
         ]
+        if uneven is not None:
+            self._note_uneven(*uneven)
         self.places = [SingleDeviceSharding(d) for d in self.devices]
         # The schedule that ranks must agree on before the first run; None if done or needless.
         self.undecided: Schedule | None = None
         self.exchanges: list[str] = []  # the exchanges that collectives became, in words
         super().__init__(closed, self._run_passes)
+
+    def _note_uneven(self, ins: Sequence[bool], outs: Sequence[ShapedArray | None]) -> None:
+        """Say which operands and results have parts of unequal size, and of what these are."""
+        for k, is_uneven in enumerate(ins):
+            if is_uneven:
+                s = self.in_shardings[k]
+                self.in_shardings[k] = NamedSharding(s.mesh, s.spec, uneven=True)
+        for k, whole in enumerate(outs):
+            if whole is not None:
+                s = self.out_shardings[k]
+                self.out_shardings[k] = NamedSharding(s.mesh, s.spec, uneven=True)
+                self.whole_avals[k] = whole
 
     # -- compiling --
 
@@ -266,7 +292,8 @@ class MeshExecutable(Executable):
                 f"an argument with sharding {x.sharding} would have to move between processes to "
                 f"become {sharding}"
             )
-        return [np.ascontiguousarray(value[indices[d]]).reshape(aval.shape) for d in self.devices]
+        parts = [filled_up(value[indices[d]], aval.shape) for d in self.devices]
+        return [np.ascontiguousarray(part).reshape(aval.shape) for part in parts]
 
 
 def _whole_here(x: Any) -> bool:

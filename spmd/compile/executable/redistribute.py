@@ -16,7 +16,7 @@ from spmd.base.device import Device, process_index
 from spmd.collectives.exchange import exchange
 from spmd.collectives.rectangles import Copies, Rectangle, copies_between
 from spmd.core.trace import to_numpy
-from spmd.sharding.array import Array, alias, from_numpy, from_shards
+from spmd.sharding.array import Array, alias, filled_up, from_numpy, from_shards
 from spmd.sharding.explicit_layouts import reshard_p
 from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.shard_map import shard_map
@@ -42,7 +42,7 @@ def redistributed(x: Array, sharding: Sharding) -> Array | None:
         made = [alias(shard) for shard in x.shards]
     elif plan.is_local:
         made = [
-            from_numpy(to_numpy(shard)[plan.window[d]], device=d)
+            from_numpy(filled_up(to_numpy(shard)[plan.window[d]], plan.part), device=d)
             for d, shard in zip(local, x.shards, strict=True)
         ]
     else:
@@ -75,7 +75,8 @@ class _Plan:
         self.stays = all(have[d] == rectangle for d, rectangle in pairs)
         self.is_local = not self.copies.received()
         # Where a device's part lies in the shard that it has, if no other device has any of it.
-        self.window = {
+        nothing = (slice(0, 0),) * len(shape)
+        self.window = dict.fromkeys(self.devices, nothing) | {
             self.devices[c.target]: tuple(
                 slice(a, a + n) for a, n in zip(c.start, c.sizes, strict=True)
             )

@@ -98,7 +98,9 @@ def partitioned(
         return None
     given = layouts or [None] * len(closed.in_avals)
     specs = [None if s is None else spec_over(mesh, s) for s in given]
-    found = partition.partition(closed, mesh, specs, [None] * len(closed.out_avals), plans)
+    uneven = any(s is not None and s.uneven for s in given)
+    free = [None] * len(closed.out_avals)
+    found = partition.partition(closed, mesh, specs, free, plans, uneven)
     return None if found is None else _with_specs_as_given(found, closed, mesh, specs, wanted)
 
 
