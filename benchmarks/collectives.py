@@ -289,7 +289,7 @@ def _measure(
             seconds = jobs[side].ask(**prepare)
             if isinstance(seconds, dict):
                 sizes = sizes or seconds["sizes"]
-                seconds = _agreed(seconds, sizes, tolerance)
+                seconds = agreed_seconds(seconds, sizes, tolerance)
             # All take as long: with as many calls as the slowest makes, the samples of a fast side
             # would be too short to read.
             inner[side] = min(max(1, math.floor(BLOCK_SECONDS / SAMPLES / seconds)), 2000)
@@ -303,7 +303,7 @@ def _measure(
     return [*timed, *failures]
 
 
-def _agreed(answer: dict[str, Any], sizes: Sequence[float], tolerance: float) -> float:
+def agreed_seconds(answer: dict[str, Any], sizes: Sequence[float], tolerance: float) -> float:
     """The seconds of an answer whose results are those of the first side."""
     pairs = zip(answer["sizes"], sizes, strict=True)
     if not all(math.isclose(a, b, rel_tol=tolerance) for a, b in pairs):

@@ -60,7 +60,7 @@ def test_programs_over_ranks_agree_with_jax(mpirun: object, monkeypatch: pytest.
 
 def test_other_results_than_those_of_the_first_side_are_an_error():
     with pytest.raises(collectives.JobError, match="other results"):
-        collectives._agreed({"seconds": 1.0, "sizes": [1.0, 2.0]}, [1.0, 2.1], 1e-3)
+        collectives.agreed_seconds({"seconds": 1.0, "sizes": [1.0, 2.0]}, [1.0, 2.1], 1e-3)
 
 
 def test_a_side_that_ends_is_named(monkeypatch: pytest.MonkeyPatch):

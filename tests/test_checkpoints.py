@@ -187,7 +187,7 @@ def test_each_element_is_written_once_and_only_what_is_needed_is_read(tmp_path: 
         [[8, 16], [0, 16]],
     ]
     digests: list[int] = []
-    digest = parts._digest
+    digest = parts.digest_of_bytes
     monkeypatch.setattr(parts, "_digest", lambda data: digests.append(len(data)) or digest(data))
     found = opened.read(0, ((7, 9), (0, 16)))
     np.testing.assert_array_equal(found, np.asarray(x)[7:9])

@@ -70,13 +70,13 @@ def write_parts(path: Path, parts: Sequence[Part], about: dict[str, str]) -> dic
     with open(path, "wb") as file:
         file.write(head)
         for k in order:
-            data = _bytes(parts[k].value)
+            data = as_bytes(parts[k].value)
             file.write(data.data)
-            digests = [_digest(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]
+            digests = [digest_of_bytes(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]
             rows[k] = {"start": len(head) + starts[k], "nbytes": len(data), "digests": digests}
         file.flush()
         os.fsync(file.fileno())
-    return {"name": path.name, "size": len(head) + at, "head": _digest(head), "parts": rows}
+    return {"name": path.name, "size": len(head) + at, "head": digest_of_bytes(head), "parts": rows}
 
 
 def _kind(value: np.ndarray) -> tuple[str, list[int]]:
@@ -87,11 +87,11 @@ def _kind(value: np.ndarray) -> tuple[str, list[int]]:
     return ("U8", [*value.shape, value.dtype.itemsize]) if name is None else (name, [*value.shape])
 
 
-def _bytes(value: np.ndarray) -> np.ndarray:
+def as_bytes(value: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
-def _digest(data: Any) -> str:
+def digest_of_bytes(data: Any) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -105,7 +105,7 @@ class PartsFile:
         if self._memory.size != about["size"]:
             raise ValueError(f"{about['name']} has {self._memory.size} bytes of {about['size']}")
         head = 8 + int.from_bytes(self._memory[:8].tobytes(), "little")
-        if _digest(self._memory[:head]) != about["head"]:
+        if digest_of_bytes(self._memory[:head]) != about["head"]:
             raise ValueError(f"the head of {about['name']} is not what was written")
         self._checked: set[int] = set()  # where the blocks start that are as they were written
 
@@ -130,7 +130,7 @@ class PartsFile:
             at = row["start"] + k * BLOCK
             if at in self._checked:
                 continue
-            if _digest(self._memory[at : min(at + BLOCK, end)]) != row["digests"][k]:
+            if digest_of_bytes(self._memory[at : min(at + BLOCK, end)]) != row["digests"][k]:
                 raise ValueError(f"{self.path.name} is not what was written, from byte {at} on")
             self._checked.add(at)
 

@@ -87,7 +87,7 @@ def restore(folder: str) -> None:
     step, found = checkpoints.restore(folder, values(0))
     check(found, newest, values(0))
     parts.BLOCK, read = 8, 0  # too late for what is there: its digests are of whole parts
-    digest = parts._digest
+    digest = parts.digest_of_bytes
 
     def counted(data: Any) -> str:
         nonlocal read
@@ -100,9 +100,9 @@ def restore(folder: str) -> None:
     }
     parts.BLOCK = 1024
     checkpoints.save(folder, newest + 1, big, keep=3)
-    parts._digest = counted
+    parts.digest_of_bytes = counted
     checkpoints.restore(folder, big)
-    parts._digest = digest
+    parts.digest_of_bytes = digest
     own = sum(shard.data.nbytes for shard in big["x"].addressable_shards)
     assert own <= read <= own + 1024, (own, read)  # and the head of a file
 
@@ -111,14 +111,14 @@ def killed(folder: str) -> None:
     """The last rank dies while it writes."""
     tree = placed(values(3), meshes()[0])
     if spmd.process_index() == spmd.process_count() - 1:
-        write = parts._bytes
+        write = parts.as_bytes
 
         def dies(value: np.ndarray) -> np.ndarray:
             if value.dtype == np.float32:
                 os.kill(os.getpid(), signal.SIGKILL)
             return write(value)
 
-        parts._bytes = dies
+        parts.as_bytes = dies
     checkpoints.save(folder, 3, tree)
 
 
