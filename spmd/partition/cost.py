@@ -14,6 +14,7 @@ from spmd.core.primitive import Dims, Primitive
 from spmd.core.structural import reshape_p
 from spmd.lax.conv import conv_general_dilated_p
 from spmd.lax.dot import dot_general_p
+from spmd.lax.sort import sort_p
 from spmd.partition.halos import HALO, Windows, are_far
 from spmd.partition.indexing import ROWS, SLICES
 from spmd.partition.propagate import Axes, Split
@@ -21,6 +22,7 @@ from spmd.partition.reshaping import lacking_share
 from spmd.partition.rules import COMBINED, KEPT, may_be_uneven, may_split
 from spmd.partition.seconds import BYTE, ELEMENT, EXCHANGE, MULTIPLY_ADD
 from spmd.partition.shifts import rows_lacking
+from spmd.partition.strategies.sorting import SORT
 
 # The seconds that writing an equation takes if so many parts of the dims with a label are split,
 # whose other dims are in so many parts: label, parts of its dims, parts of others.
@@ -83,7 +85,12 @@ class Choice:
         if prim in (dot_general_p, conv_general_dilated_p):
             every = {label: max(found) for label, found in self.extent.items()}
             return MULTIPLY_ADD * math.prod(every.values())
-        return ELEMENT * max([a.size for a, _, _ in (*self.operands, *self.results)], default=0)
+        times = SORT if prim is sort_p else 1
+        return (
+            times
+            * ELEMENT
+            * max([a.size for a, _, _ in (*self.operands, *self.results)], default=0)
+        )
 
     def axes(self) -> dict[int, Axes]:
         """For each label the axes that split its dims, no axis twice."""

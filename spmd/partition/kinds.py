@@ -14,6 +14,7 @@ from spmd.core.ir import ClosedJaxpr, Eqn
 from spmd.core.primitive import Dims, Primitive, no_effects
 from spmd.partition.halos import Windows, windows_of
 from spmd.partition.rules import KEPT, RENAMES, is_row_by_row, level_of, may_split, rule_of
+from spmd.partition.strategies.sorting import SORTED
 
 T = TypeVar("T")
 
@@ -93,12 +94,15 @@ def _may_be_kept(prim: Primitive, params: dict[str, Any]) -> bool:
 
 
 def _groups(rule: Dims) -> Groups:
-    """The dims of each label that may be split."""
+    """The dims of each label that may be split.
+
+    Sorted rows need not be split like those before: another dim often takes the axis for less.
+    """
     found: dict[int, list[tuple[int, int]]] = {}
     for k, labels in enumerate((*rule.operands, *rule.results)):
         for d, label in enumerate(labels):
             if label in found:
                 found[label].append((k, d))
-            elif may_split(rule, label):
+            elif may_split(rule, label) and label != SORTED:
                 found[label] = [(k, d)]
     return tuple(map(tuple, found.values()))

@@ -18,6 +18,7 @@ from spmd.lax.arithmetic import add
 from spmd.lax.array import full, iota_p, rev_p
 from spmd.lax.concatenate import concatenate_p
 from spmd.lax.convert import convert_element_type
+from spmd.lax.sort import sort_p
 from spmd.partition.halos import (
     HALO,
     NEUTRAL,
@@ -33,6 +34,7 @@ from spmd.partition.rules import KEPT, local_params
 from spmd.partition.strategies.attention import write_attention
 from spmd.partition.strategies.cumulative import CUMULATIVE, write_cumulative
 from spmd.partition.strategies.ordering import write_reversal
+from spmd.partition.strategies.sorting import SORTED, write_sort
 from spmd.partition.values import Sizes, part_shape
 
 # Writes an equation on parts of its operands, with the parameters that it has for parts.
@@ -76,6 +78,8 @@ def writer_of(
         return lambda eqn, parts, params: [_iota(params, split)]
     if prim in CUMULATIVE and (along := split[eqn.params["axis"]]):
         return lambda eqn, parts, params: [write_cumulative(prim, parts[0], along, params, sizes)]
+    if prim is sort_p and (along := axes.get(SORTED)):
+        return lambda eqn, parts, params: write_sort(parts, params, along, sizes)
     if prim is rev_p:
         by_dim = dict(enumerate(split))
         return lambda eqn, parts, params: [

@@ -29,12 +29,14 @@ from spmd.lax.reduce_window import (
     reduce_window_sum_p,
 )
 from spmd.lax.slicing import pad_p, slice_p
+from spmd.lax.sort import sort_p
 from spmd.partition.halos import HALO, Windows, halo_rule
 from spmd.partition.indexing import INDEXING, ROWS, indexed_rule
 from spmd.partition.reshaping import groups
 from spmd.partition.strategies.attention import ATTENTION, attention_rule
 from spmd.partition.strategies.cumulative import CUMULATIVE
 from spmd.partition.strategies.ordering import PICKS, pick_rule
+from spmd.partition.strategies.sorting import SORTED, sort_rule
 
 Shape = tuple[int, ...]
 
@@ -87,6 +89,8 @@ def rule_of(eqn: Eqn, windows: Windows) -> Dims | None:
         return dims([range(avals[0].ndim)], [range(avals[0].ndim)])
     if eqn.prim in PICKS:
         return pick_rule(eqn)
+    if eqn.prim is sort_p:
+        return sort_rule(eqn)
     if eqn.prim is rev_p:
         return dims([range(avals[0].ndim)], [range(avals[0].ndim)])
     if is_refused(eqn.prim.dims):
@@ -122,6 +126,8 @@ def may_be_uneven(prim: Primitive, rule: Dims, label: int) -> bool:
     All parts are as large as the first, and what the last ones have too much means nothing: rows
     must not depend on each other, or the equation has to mask what it adds up.
     """
+    if label == SORTED:
+        return False
     if HALO <= label < ROWS:
         # Of a sum of products a row that is too many would meet rows that are not 0, but NaN.
         return any(label in labels for labels in rule.results)

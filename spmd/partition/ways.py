@@ -15,6 +15,7 @@ from spmd.core.ir import Eqn
 from spmd.core.primitive import Dims
 from spmd.core.stage import JaxprTrace, Known
 from spmd.lax.scatter import scatter_add_p
+from spmd.lax.sort import sort_p
 from spmd.partition.cost import Choice
 from spmd.partition.halos import HALO
 from spmd.partition.kinds import Kind
@@ -24,7 +25,11 @@ from spmd.partition.propagate import Axes, Cell, Split
 from spmd.partition.rules import has_sizes, local_sizes
 from spmd.partition.strategies.attention import ATTENTION, seconds_inside
 from spmd.partition.strategies.ordering import PICKS
+from spmd.partition.strategies.sorting import sort_seconds
 from spmd.partition.values import Form, Sizes, Value, part_shape, total_form
+
+# What writing an equation moves itself, for the choice of axes.
+_INSIDE = {**dict.fromkeys(ATTENTION, seconds_inside), sort_p: sort_seconds}
 
 
 class Way:
@@ -117,7 +122,7 @@ def _chosen(
         windows=kind.windows,
         edge=any(cell.edge for cell in cells),
         free=[x.axes_whole() for x in operands],
-        inside=partial(seconds_inside, eqn) if eqn.prim in ATTENTION else None,
+        inside=partial(_INSIDE[eqn.prim], eqn) if eqn.prim in _INSIDE else None,
     ).axes()
 
 

@@ -65,6 +65,14 @@ CASES: dict[str, tuple[Mapping[str, int], Any, tuple[Any, ...], dict[str, int]]]
     ),
     "FFT": (RING, lambda a, b: snp.fft.fft(a, axis=0).real, (("x",), ()), {"all_to_all": 1}),
     "sort": (RING, lambda a, b: snp.sort(a, 0), (("x",), ()), {"all_to_all": 1}),
+    "sort of the only dim": (
+        RING, lambda a, b: snp.sort(a.reshape(-1)), (("x",), ()), {"all_gather": 1},
+    ),
+    "sort of a long dim": (
+        RING,
+        lambda a, b: snp.sort(snp.tile(a, (1, 32)).reshape(-1).astype(np.int32)),
+        (("x",), ()), {"all_to_all": 2, "permute": 2},
+    ),
     "sort of a dim beside a split one": (
         GRID, lambda a, b: snp.sort(a, 0), (("x", "y"), ()), {"all_to_all": 1},
     ),

@@ -45,6 +45,9 @@ STRATEGIES: dict[str, Callable[[Any], Any]] = {
     ),
     "rolled over devices": lambda a: snp.roll(a, 13, 0) - snp.roll(a, -1, 0),
     "the gradient of a roll": spmd.grad(lambda a: (snp.roll(a, 5, 0) ** 3 * a).sum()),
+    "sorted": lambda a: snp.sort(
+        (snp.tile(a.reshape(-1), 1024) * snp.arange(294912) % 977).astype(np.int32)
+    ),
     "a sum in a scan": lambda a: lax.scan(lambda c, r: (c + r * r, r[0]), snp.zeros(12), a),
 }
 
