@@ -188,7 +188,9 @@ def test_each_element_is_written_once_and_only_what_is_needed_is_read(tmp_path: 
     ]
     digests: list[int] = []
     digest = parts.digest_of_bytes
-    monkeypatch.setattr(parts, "_digest", lambda data: digests.append(len(data)) or digest(data))
+    monkeypatch.setattr(
+        parts, "digest_of_bytes", lambda data: digests.append(len(data)) or digest(data)
+    )
     found = opened.read(0, ((7, 9), (0, 16)))
     np.testing.assert_array_equal(found, np.asarray(x)[7:9])
     assert digests[1:] == [64, 64]  # after the head: a row of each part
