@@ -21,6 +21,7 @@ from spmd.base.tree import (
 from spmd.compile.lazy import redistribute
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.explicit import hooks
 from spmd.core.trace import Tracer, to_numpy
 from spmd.sharding.array import Array, alias, filled_up, from_numpy, from_shards, shard_value
 from spmd.sharding.call_cache import is_evaluated
@@ -76,6 +77,9 @@ def device_put(
         pairs = zip(leaves, placed, strict=True)
         placed = [alias(y) if y is x and isinstance(y, Array) else y for x, y in pairs]
     return tree_unflatten(tree, placed)
+
+
+hooks.put = device_put
 
 
 def _is_place(x: Any) -> bool:

@@ -38,6 +38,8 @@ class ExplicitHooks:
     cast_aval: Callable[[ShapedArray, Any, str, Any], ShapedArray]
     without_dim: Callable[[Any, int], Any]
     with_dim: Callable[[Any, int, Any], Any]
+    # An array on a device, or laid out by a sharding: `device_put`.
+    put: Callable[[Any, Any], Any]
 
 
 hooks = ExplicitHooks()

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.base import dtypes
+from spmd.base import context, dtypes
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.explicit import lays_out_result
+from spmd.core.explicit import hooks, lays_out_result
 from spmd.core.primitive import Primitive, dims, linear, remembered
 from spmd.core.structural import (
     broadcast_in_dim,
@@ -28,7 +28,7 @@ from spmd.core.structural import (
     reshape_p,
     zeros_like_aval,
 )
-from spmd.core.trace import unchanged
+from spmd.core.trace import EVAL, Tracer, unchanged
 from spmd.lax.arithmetic import add
 from spmd.lax.concatenate import concatenate, split
 from spmd.lax.convert import convert_element_type
@@ -180,11 +180,15 @@ def _row_and_column(shape: Sequence[int], offset: int) -> tuple[Any, Any]:
 # ---- full --------------------------------------------------------------------------------------
 
 
-def full(shape: Sequence[int], fill_value: Any, dtype: Any = None) -> Array:
+def full(
+    shape: Sequence[int], fill_value: Any, dtype: Any = None, *, sharding: Any = None
+) -> Array:
     """Make an array of the given `shape` whose elements are all `fill_value`.
 
-    `dtype` is by default that of `fill_value`, a scalar; a Python number gives a weak type. Raises
-    `ShapeError` if `fill_value` is no scalar or a size is negative.
+    `dtype` is by default that of `fill_value`, a scalar; a Python number gives a weak type. The
+    array is laid out by `sharding` if it is given, and has no weak type then. Raises `ShapeError`
+    if `fill_value` is no scalar or a size is negative, and `ShardingError` if it cannot be laid out
+    so.
 
     >>> lax.full((2, 2), 7.0)
     Array([[7., 7.],
@@ -194,30 +198,42 @@ def full(shape: Sequence[int], fill_value: Any, dtype: Any = None) -> Array:
     aval = typeof(fill_value)
     if aval.shape:
         fail(ShapeError, f"full: fill_value must be a scalar, got {aval}")
-    weak = dtype is None and aval.weak_type
+    weak = dtype is None and aval.weak_type and sharding is None
     dtype = aval.dtype if dtype is None else dtypes.canonical(dtype)
-    return broadcast_in_dim(convert_element_type(fill_value, dtype, weak), shape, ())
+    out = broadcast_in_dim(convert_element_type(fill_value, dtype, weak), shape, ())
+    return out if sharding is None else hooks.put(out, sharding)
 
 
 def full_like(
-    x: Any, fill_value: Any, dtype: Any = None, shape: Sequence[int] | None = None
+    x: Any,
+    fill_value: Any,
+    dtype: Any = None,
+    shape: Sequence[int] | None = None,
+    sharding: Any = None,
 ) -> Array:
     """Make an array like `x` whose elements are all `fill_value`.
 
     `dtype` and `shape` are by default those of `x`, whose weak type is kept then too. `fill_value`
-    is a scalar. Raises `ShapeError` if it is not.
+    is a scalar. The array is laid out by `sharding`, by default as `x` if its shape is the same.
+    Raises `ShapeError` if `fill_value` is no scalar, and `ShardingError` if the array cannot be
+    laid out so.
 
     >>> lax.full_like(np.zeros((1, 2), np.int32), 7)
     Array([[7, 7]], dtype=int32)
     """
     aval = typeof(x)
     shape = aval.shape if shape is None else shape
+    if sharding is None and tuple(shape) == aval.shape and getattr(x, "committed", False):
+        is_traced = isinstance(fill_value, Tracer) or context.state.trace is not EVAL
+        sharding = None if is_traced or x.is_unreduced else x.sharding
     if dtype is not None:
-        return full(shape, fill_value, dtype)
-    if dtypes.is_key(aval.dtype):
-        return unchanged(zeros_like_aval(aval.update(shape=static_shape("full_like", shape))))
-    value = convert_element_type(fill_value, aval.dtype, aval.weak_type)
-    return broadcast_in_dim(value, static_shape("full_like", shape), ())
+        out = full(shape, fill_value, dtype)
+    elif dtypes.is_key(aval.dtype):
+        out = unchanged(zeros_like_aval(aval.update(shape=static_shape("full_like", shape))))
+    else:
+        value = convert_element_type(fill_value, aval.dtype, aval.weak_type)
+        out = broadcast_in_dim(value, static_shape("full_like", shape), ())
+    return out if sharding is None else hooks.put(out, sharding)
 
 
 def zeros_like_array(x: Any) -> Array:

@@ -317,8 +317,10 @@ def full(
     """
     check_arraylike("full", fill_value)
     shape = canonical_shape(shape, "full")
-    result = _spread(plain(fill_value), shape, optional_dtype(dtype, "full"))
-    return placed(result, device)
+    found, value = optional_dtype(dtype, "full"), plain(fill_value)
+    if device is not None and found is None:
+        found = typeof(value).dtype  # arrays that are placed have no weak type
+    return placed(_spread(value, shape, found), device)
 
 
 def _spread(value: Any, shape: tuple[int, ...], dtype: np.dtype | None) -> Any:
