@@ -22,6 +22,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+# The distributions of `scipy.stats`, each a namespace of its own.
+DISTRIBUTIONS = (
+    "bernoulli beta betabinom binom cauchy chi2 dirichlet expon gamma gennorm geom gumbel_l "
+    "gumbel_r laplace logistic multinomial multivariate_normal nbinom norm pareto poisson t "
+    "truncnorm uniform vonmises wrapcauchy"
+).split()
+
 NAMESPACES = (
     "",
     "ad_checkpoint",
@@ -29,9 +36,11 @@ NAMESPACES = (
     "custom_derivatives",
     "debug",
     "distributed",
+    "dlpack",
     "dtypes",
     "export",
     "flatten_util",
+    "image",
     "lax",
     "lax.linalg",
     "nn",
@@ -42,6 +51,7 @@ NAMESPACES = (
     "ops",
     "profiler",
     "random",
+    "ref",
     "scipy.cluster.vq",
     "scipy.fft",
     "scipy.integrate",
@@ -53,9 +63,12 @@ NAMESPACES = (
     "scipy.sparse.linalg",
     "scipy.special",
     "scipy.stats",
+    *(f"scipy.stats.{name}" for name in DISTRIBUTIONS),
     "sharding",
+    "stages",
     "tree",
     "tree_util",
+    "typing",
 )
 
 
@@ -123,10 +136,7 @@ def measure(namespace: str, exclusions: Exclusions) -> Coverage | None:
         theirs = _module("jax", namespace)
     except ImportError:
         return None
-    try:
-        ours: Any = _module("spmd", namespace)
-    except ImportError:
-        ours = None
+    ours = _ours(namespace)
     found = Coverage(namespace)
     for name in sorted(_public(theirs)):
         full = f"{namespace}.{name}".lstrip(".")
@@ -143,6 +153,15 @@ def measure(namespace: str, exclusions: Exclusions) -> Coverage | None:
 
 def _module(root: str, namespace: str) -> ModuleType:
     return importlib.import_module(f"{root}.{namespace}".rstrip("."))
+
+
+def _ours(namespace: str) -> Any:
+    """Our module of a namespace, or our object; None if there is neither."""
+    try:
+        return _module("spmd", namespace)
+    except ImportError:
+        parent, _, name = namespace.rpartition(".")
+        return getattr(_ours(parent), name, None) if parent else None
 
 
 def _public(module: ModuleType) -> list[str]:

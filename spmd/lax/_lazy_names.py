@@ -2,7 +2,7 @@
 
 # ruff: noqa: F401
 
-from spmd.lax.control_platform import platform_dependent
+from spmd.lax.control_platform import composite, platform_dependent
 from spmd.lax.control_solve import custom_linear_solve, custom_root, linear_solve_p
 from spmd.lax.conv_derived import (
     conv_general_dilated_local,
@@ -12,6 +12,7 @@ from spmd.lax.conv_derived import (
     conv_transpose,
     conv_transpose_shape_tuple,
 )
+from spmd.lax.dot import AccuracyMode, DotAlgorithmPreset
 from spmd.lax.ragged import (
     RaggedDotDimensionNumbers,
     ragged_dot,

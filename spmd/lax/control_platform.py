@@ -1,4 +1,4 @@
-"""`platform_dependent`: another function on each platform."""
+"""`platform_dependent`: another function on each platform; `composite`: one with a name."""
 
 from __future__ import annotations
 
@@ -29,3 +29,26 @@ def platform_dependent(
             f"{', '.join(per_platform) or 'no platform'}; give default="
         )
     return chosen(*args)
+
+
+def composite(decomposition: Callable[..., Any], name: str, version: int = 0) -> Callable[..., Any]:
+    """Make a function that computes `decomposition`, to which a compiler may have its own answer.
+
+    `name` has a namespace ("my.softmax") and `version` is a number; here they name the function,
+    and the operations of `decomposition` are compiled as they are. Arguments, shapes and dtypes are
+    those of `decomposition`. Raises `ArgumentError` if
+    `decomposition` is no function or `name` no text.
+
+    >>> lax.composite(lambda x: x * 2, name="my.double")(3.0)
+    6.0
+    """
+    if not callable(decomposition) or not isinstance(name, str):
+        raise ArgumentError(
+            f"composite: needs a function and a name, got {decomposition!r} and {name!r}"
+        )
+
+    def call(*args: Any, **attributes: Any) -> Any:
+        return decomposition(*args, **attributes)
+
+    call.__name__ = call.__qualname__ = name
+    return call

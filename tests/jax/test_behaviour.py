@@ -10,9 +10,16 @@ import pytest
 import spmd
 from tests.jax.compare import OURS, THEIRS, assert_same, cases, jax
 
-for _name in ("nn", "random", "legacy_prng_key", "transfer_guard"):  # imported when asked for
+for _name in (
+    "nn",
+    "random",
+    "scipy",
+    "legacy_prng_key",
+    "transfer_guard",
+):  # imported when asked for
     setattr(OURS, _name, getattr(spmd, _name))
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
+COV = np.array([[2.0, 0.5], [0.5, 1.0]], np.float32)
 
 
 class Holder:
@@ -54,6 +61,18 @@ def with_no_operands(j: Any) -> Any:
     known_values_at_compile_time=known_and_traced,
     dims_from_a_range=lambda j: j.np.expand_dims(X, range(2)),
     argpartition_of_an_array=lambda j: j.np.asarray(X)[0].argpartition(1).shape,
+    densities_of_normal_vectors=lambda j: [
+        getattr(j.scipy.stats.multivariate_normal, name)(x, X[0, :2], cov)
+        for name in ("logpdf", "pdf")
+        for x, cov in ((X[:, :2], COV), (X[0, 2:], 2.0), (X[:, :2], np.stack([COV, 2 * COV, COV])))
+    ],
+    gradient_of_a_density=lambda j: j.grad(
+        lambda c: j.scipy.stats.multivariate_normal.logpdf(X[1, :2], X[0, :2], c)
+    )(COV),
+    functions_with_a_name=lambda j: j.lax.composite(lambda x, k: x * k, name="my.x")(X, k=2),
+    algorithms_of_products=lambda j: [
+        j.lax.dot(X, X.T, precision=p) for p in (j.lax.DotAlgorithmPreset.F32_F32_F32, None)
+    ],
     sizes_of_structures=lambda j: len(j.ShapeDtypeStruct((3, 2), np.float32)),
 )
 def test_what_is_taken(case):

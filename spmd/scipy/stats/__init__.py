@@ -26,6 +26,6 @@ from spmd.scipy.stats.continuous import (
 )
 from spmd.scipy.stats.discrete import bernoulli, betabinom, binom, geom, nbinom, poisson
 from spmd.scipy.stats.family import Distribution
-from spmd.scipy.stats.joint import dirichlet, multinomial
+from spmd.scipy.stats.joint import dirichlet, multinomial, multivariate_normal
 from spmd.scipy.stats.kde import gaussian_kde
 from spmd.scipy.stats.samples import ModeResult, mode, rankdata, sem

@@ -1,4 +1,4 @@
-"""Distributions of vectors: Dirichlet and multinomial."""
+"""Distributions of vectors: Dirichlet, multinomial and normal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spmd import lax
 from spmd import numpy as snp
-from spmd.base.errors import ShapeError
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact
 from spmd.scipy import special
@@ -95,4 +96,63 @@ multinomial = Distribution(
     "multinomial",
     "The multinomial distribution of counts, along the last dim of x.",
     {"logpmf": _multinomial_logpmf, "pmf": _multinomial_pmf},
+)
+
+# ---- multivariate_normal -----------------------------------------------------------------------
+
+
+def _normal_logpdf(x: Any, mean: Any, cov: Any, allow_singular: None = None) -> Array:
+    """Compute the logarithm of the probability density at the vectors `x`.
+
+    The last dim of `x` and of `mean` is that of the vectors, and `cov` has two of its size; all
+    are promoted to one float dtype, and other dims broadcast to the result's shape. Scalars stand
+    for vectors of size 1, and a `mean` or `cov` of rank 0 for a distribution of independent
+    numbers. `allow_singular` must be None: `ArgumentError`. Raises `ShapeError` if sizes differ.
+
+    >>> spmd.scipy.stats.multivariate_normal.logpdf(np.zeros(2), np.zeros(2), np.eye(2))
+    Array(-1.837877, dtype=float32)
+    """
+    if allow_singular is not None:
+        raise ArgumentError(
+            f"stats.multivariate_normal.logpdf: allow_singular={allow_singular!r} must be None"
+        )
+    x, mean, cov = (
+        as_array(v) for v in promote_dtypes_inexact(as_array(x), as_array(mean), as_array(cov))
+    )
+    if not mean.ndim:
+        return -0.5 * ((x - mean) ** 2 / cov + snp.log(2 * np.pi) + snp.log(cov))
+    size = mean.shape[-1]
+    if not cov.ndim:
+        rest = snp.sum((x - mean) ** 2, axis=-1) / cov
+        return -0.5 * (rest + size * (snp.log(2 * np.pi) + snp.log(cov)))
+    if cov.ndim < 2 or cov.shape[-2:] != (size, size):
+        raise ShapeError(
+            f"stats.multivariate_normal.logpdf: mean has vectors of size {size}, so the last dims "
+            f"of cov must be ({size}, {size}), got shape {cov.shape}"
+        )
+    lower = snp.linalg.cholesky(cov)
+    shape = snp.broadcast_shapes((x - mean).shape[:-1], cov.shape[:-2])
+    apart = snp.broadcast_to(x - mean, (*shape, size))[..., None]
+    lower = snp.broadcast_to(lower, (*shape, size, size))
+    scaled = lax.linalg.triangular_solve(lower, apart, left_side=True, lower=True)[..., 0]
+    spread = snp.sum(snp.log(snp.diagonal(lower, axis1=-2, axis2=-1)), axis=-1)
+    return -0.5 * snp.sum(scaled**2, axis=-1) - spread - 0.5 * size * np.log(2 * np.pi)
+
+
+def _normal_pdf(x: Any, mean: Any, cov: Any) -> Array:
+    """Compute the probability density at the vectors `x`.
+
+    `x`, `mean`, `cov`, the shape, the dtype rule and the errors are those of `logpdf`:
+    `ArgumentError` and `ShapeError`.
+
+    >>> spmd.scipy.stats.multivariate_normal.pdf(np.zeros(2), np.zeros(2), np.eye(2)).round(4)
+    Array(0.1592, dtype=float32)
+    """
+    return snp.exp(_normal_logpdf(x, mean, cov))
+
+
+multivariate_normal = Distribution(
+    "multivariate_normal",
+    "The normal distribution of vectors, along the last dim of x.",
+    {"logpdf": _normal_logpdf, "pdf": _normal_pdf},
 )
