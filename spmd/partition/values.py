@@ -1,7 +1,9 @@
 """Values of the per-device program, in the forms that exist of them.
 
 A value has *forms*, each split in its own way or partial: every device holds a term of a sum. Each
-reader asks for the form that it needs, and a form that is made stays for the next reader.
+reader asks for the form that it needs, and a form that is made stays for the next reader. What was
+gathered of an argument stays for readers nearby: the next one far away gathers it again, so that a
+backward pass does not hold all weights that the forward pass gathered.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 from spmd.base.context import state
 from spmd.core.aval import typeof
 from spmd.core.ir import Literal
+from spmd.core.remat import optimization_barrier
 from spmd.lax.array import full
 from spmd.lax.convert import convert_element_type
 from spmd.partition.moves import alone, combined, moved, seconds
@@ -23,14 +26,20 @@ from spmd.partition.unasked import here
 Form = tuple[Split, Axes, str]
 Sizes = Mapping[Any, int]
 
+# What was gathered of an argument is let go if no equation of so many reads it, and it has so many
+# bytes more than the part that a device holds anyway.
+FAR_EQUATIONS = 100
+LEAST_BYTES_LET_GO = 1 << 18
+
 
 class Value:
     """A value of the program; `uses` is the number of its readers.
 
-    `is_zero` says that all its elements are known to be zero.
+    `is_zero` says that all its elements are known to be zero. Of an argument, `read_at` has the
+    equation, by its number, that read each form last, `now` the one that is being written.
     """
 
-    __slots__ = ("cell", "forms", "is_zero", "source", "uses")
+    __slots__ = ("cell", "forms", "is_zero", "now", "read_at", "source", "uses")
 
     def __init__(self, cell: Cell, forms: dict[Form, Any], is_zero: bool = False):
         self.cell = cell
@@ -38,6 +47,8 @@ class Value:
         self.is_zero = is_zero
         self.uses = 1
         self.source = state.source  # the line that makes it
+        self.now = 0
+        self.read_at: dict[Form, int] | None = None
 
     def only_form(self) -> Form | None:
         """The form that the value has, if there is no other."""
@@ -71,7 +82,28 @@ class Value:
         if wanted not in self.forms:
             made = self._term(want, unreduced, sizes) if unreduced else self._made(want, sizes)
             self.forms[wanted] = made
+        if self.read_at is not None:
+            self.read_at[wanted] = self.now
         return self.forms[wanted]
+
+    def let_go(self, now: int) -> None:
+        """Forget what was gathered of an argument and not read for long, before equation `now`."""
+        self.now, own = now, total_form(self.cell.axes)
+        if self.read_at is None or own not in self.forms or len(self.forms) == 1:
+            return
+        held = typeof(self.forms[own]).nbytes
+        far = [
+            form
+            for form, at in self.read_at.items()
+            if now - at > FAR_EQUATIONS
+            and form in self.forms
+            and not form[1]
+            and typeof(self.forms[form]).nbytes - held >= LEAST_BYTES_LET_GO
+        ]
+        for form in far:
+            del self.forms[form]
+        if far:  # or passes would find that the same is gathered twice, and keep it
+            self.forms[own] = optimization_barrier(self.forms[own])
 
     def _made(self, want: Split, sizes: Sizes) -> Any:
         if self.is_zero:

@@ -70,6 +70,8 @@ def partition(
 
     def on_each(*parts: Any) -> list[Any]:
         given = values_of(cells, parts)
+        for x in given:
+            x.read_at = {}
         constants = {id(value): x for (value, _), x in zip(placed, given, strict=False)}
         outs = _Writer(constants).run(plan.top, given[len(placed) :])
         if not plan.uneven:
@@ -191,6 +193,7 @@ class _Writer:
 
     def __init__(self, placed: dict[int, Value]):
         self.placed = placed
+        self.now = 0  # how many equations were met
 
     def run(self, scope: Scope, given: Sequence[Value]) -> list[Value]:
         """All equations of a jaxpr; its results."""
@@ -213,6 +216,10 @@ class _Writer:
                         out.uses = uses.get(eqn.outvars[0], 0)
                     continue
                 operands = [literal(a) if isinstance(a, Literal) else env[a] for a in eqn.invars]
+                self.now += 1
+                for x in operands:
+                    if x.read_at is not None:
+                        x.let_go(self.now)
                 outs = self._equation(scope, k, eqn, operands)
                 for n, var in enumerate(eqn.outvars):
                     env[var] = out = outs[n]
