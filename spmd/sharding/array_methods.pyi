@@ -120,6 +120,7 @@ class ArrayMethods:
     def argmin(
         self, axis: int | None = None, out: None = None, keepdims: bool | None = None
     ) -> Array: ...
+    def argpartition(self, kth: int, axis: int = -1) -> Array: ...
     def argsort(
         self,
         axis: int | None = -1,

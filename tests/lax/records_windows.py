@@ -9,7 +9,18 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.lax.conv_dims import Windows
 from spmd.lax.reduce_window_select import select_and_gather_add, select_and_scatter_add
-from tests.lax.records import NUMERIC, ORDERED, Operand, Record, distinct, record, some
+from tests.lax.records import (
+    FLOAT,
+    INEXACT,
+    INTEGER,
+    NUMERIC,
+    ORDERED,
+    Operand,
+    Record,
+    distinct,
+    record,
+    some,
+)
 
 # ---- convolutions ------------------------------------------------------------------------------
 
@@ -39,7 +50,7 @@ CONV = [
         (1, 1),
         "SAME",
         dimension_numbers=NHWC,
-        accepted=dtypes.INEXACT,
+        accepted=INEXACT,
     ),
     _conv(
         "strided",
@@ -140,7 +151,7 @@ def _window(name: str, primitive: str, operand: Operand, accepted: Any) -> list[
 
 REDUCE_WINDOW = [
     # The oracle rounds narrow floats after each step, ours at the end.
-    *_window("add", "reduce_window_sum", some(2, 5, 4), WIDE + dtypes.INTEGER + dtypes.COMPLEX),
+    *_window("add", "reduce_window_sum", some(2, 5, 4), WIDE + INTEGER + dtypes.COMPLEX),
     *_window("max", "reduce_window_max", distinct(2, 5, 4), ORDERED),
     *_window("min", "reduce_window_min", distinct(2, 5, 4), ORDERED),
 ]
@@ -155,7 +166,7 @@ def _selecting(select: str, windows: Windows, case: str) -> list[Record]:
             lambda lax, t, x: select_and_gather_add(t, x, select, windows),
             some(*shape),
             distinct(*shape),
-            dtypes=dtypes.FLOATING,
+            dtypes=FLOAT,
             case=case,
         ),
         record(
@@ -163,7 +174,7 @@ def _selecting(select: str, windows: Windows, case: str) -> list[Record]:
             lambda lax, s, x: select_and_scatter_add(s, x, select, windows),
             some(*counts),
             distinct(*shape),
-            dtypes=dtypes.FLOATING,
+            dtypes=FLOAT,
             case=case,
         ),
     ]
