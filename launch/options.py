@@ -144,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="RANK",
         help="which rank reads the standard input; default: 0",
     )
+    add("--as-jax", action="store_true", help="a program that imports jax: run it on spmd")
     add("--collapse", action="store_true", help="print a line that all ranks say once: `r0-3 | `")
     add("--no-prefix", dest="prefix", action="store_false", help="print lines without `r2 | `")
     add("--no-bind", dest="bind", action="store_false", help="do not bind ranks to cores")
@@ -177,7 +178,10 @@ def parse(argv: list[str]) -> Options:
         given["ranks"] = 2 if given["selftest"] else len(os.sched_getaffinity(0))
     given = {name: value for name, value in given.items() if value is not None}
     _check(given, parser)
-    return Options(command=() if standalone else _command(rest), **given)
+    as_jax = given.pop("as_jax")
+    if standalone:
+        return Options(command=(), **given)
+    return Options(command=(_as_jax if as_jax else _command)(rest), **given)
 
 
 def _check(given: dict, parser: argparse.ArgumentParser) -> None:
@@ -240,6 +244,14 @@ def _command(words: list[str]) -> tuple[str, ...]:
             f"Python run it, write: spmdrun python {words[0]}"
         )
     return (found, *words[1:])
+
+
+def _as_jax(words: list[str]) -> tuple[str, ...]:
+    """The command that runs a Python program with spmd in the place of JAX."""
+    command = _command(words)
+    if command[0] != sys.executable:
+        raise UsageError(f"--as-jax runs Python programs: a script.py or -m module, not {words[0]}")
+    return (sys.executable, "-m", "spmd.as_jax", *command[1:])
 
 
 def _script(name: str) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 from spmd.api.closure import closure_convert, custom_gradient
 from spmd.base.tree import tree_map as _tree_map
 from spmd.core.aval import typeof as _typeof
-from spmd.core.custom import custom_jvp
+from spmd.core.custom import custom_jvp, custom_jvp_call_p
 from spmd.core.custom_common import SymbolicZero
-from spmd.core.custom_vjp import CustomVJPPrimal, custom_vjp
+from spmd.core.custom_vjp import CustomVJPPrimal, custom_vjp, custom_vjp_call_p
 from spmd.core.linear_call import linear_call
 
 __all__ = [
@@ -18,7 +18,9 @@ __all__ = [
     "closure_convert",
     "custom_gradient",
     "custom_jvp",
+    "custom_jvp_call_p",
     "custom_vjp",
+    "custom_vjp_call_p",
     "custom_vjp_primal_tree_values",
     "linear_call",
     "zero_from_primal",
@@ -31,10 +33,14 @@ def custom_vjp_primal_tree_values(tree: Any) -> Any:
 
 
 def zero_from_primal(val: Any, symbolic_zeros: bool = False) -> Any:
-    """The tangent zero of a value: an array, or with `symbolic_zeros` a `SymbolicZero`.
+    """The tangent zeros of a pytree of values: arrays, or with `symbolic_zeros` `SymbolicZero`s.
 
     >>> zero_from_primal(np.ones(2, np.float32))
     Array([0., 0.], dtype=float32)
     """
-    zero = SymbolicZero(_typeof(val).tangent())
-    return zero if symbolic_zeros else zero.instantiate()
+
+    def of_leaf(x: Any) -> Any:
+        zero = SymbolicZero(_typeof(x).tangent())
+        return zero if symbolic_zeros else zero.instantiate()
+
+    return _tree_map(of_leaf, val)

@@ -94,6 +94,11 @@ class TraceAnnotation:
         self._name = f"{name} ({said})" if said else name
         self._places: list[int] = []
 
+    @staticmethod
+    def is_enabled() -> bool:
+        """Whether there is a timeline that names of work would go to."""
+        return FLIGHT.keeps_programs
+
     def __enter__(self) -> TraceAnnotation:
         place = 0
         if FLIGHT.keeps_programs:

@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from spmd.numpy.array_type import Array
-from spmd.sharding.array import ArrayLike
 
+# Arrays by the class that tracers belong to as well: annotations may be checked at run time.
+ArrayLike: TypeAlias = Array | np.ndarray | np.bool_ | np.number | bool | int | float | complex
 # A dtype, its name, or a type that stands for one: `float`, `numpy.int8`, `spmd.numpy.bfloat16`.
 DTypeLike: TypeAlias = str | type[Any] | np.dtype
 

@@ -62,6 +62,13 @@ SETTINGS = (
         "1 compiles, 2 collectives, 3 jaxprs, 4 kernels, collectives: check their results",
     ),
     Setting("log_compiles", "SPMD_LOG_COMPILES", False, _bool, "print each compile and its cause"),
+    Setting(
+        "as_jax_report",
+        "SPMD_AS_JAX_REPORT",
+        False,
+        _bool,
+        "under spmd.as_jax, print at the end what of JAX was imported and missing, and for whom",
+    ),
     Setting("check", "SPMD_CHECK", False, _bool, "check the IR after every pass"),
     Setting("check_leaks", "SPMD_CHECK_LEAKS", False, _bool, "find tracers that outlive a trace"),
     Setting("debug_nans", "SPMD_DEBUG_NANS", False, _bool, "raise where a NaN is first produced"),

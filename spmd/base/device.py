@@ -26,9 +26,9 @@ class Device:
         self.device_kind = kind
 
     @property
-    def client(self) -> str:
-        """The platform's name; JAX has an object here."""
-        return self.platform
+    def client(self) -> Platform:
+        """The platform that the device belongs to, which knows all its devices."""
+        return platforms[self.platform]
 
     def __repr__(self) -> str:
         return f"{self.platform.capitalize()}Device(id={self.id})"
@@ -139,6 +139,30 @@ class Platform:
     def process(self) -> tuple[int, int]:
         """This process's index, and how many there are."""
         return self._process()
+
+    # What programs for JAX ask a device's client.
+    platform_version = runtime_type = "spmd"
+
+    @property
+    def platform(self) -> str:
+        """The platform's name."""
+        return self.name
+
+    def process_index(self) -> int:
+        """The number of this process."""
+        return self._process()[0]
+
+    def local_devices(self) -> list[Device]:
+        """The devices of this process."""
+        return [d for d in self.devices() if d.process_index == self.process_index()]
+
+    def device_count(self) -> int:
+        """How many devices all processes have."""
+        return len(self.devices())
+
+    def local_device_count(self) -> int:
+        """How many devices this process has."""
+        return self._local_count()
 
 
 platforms: dict[str, Platform] = {}

@@ -17,12 +17,15 @@ from spmd.checkify.rewrite import (
     user_checks,
 )
 
+# The members of sets such as `user_checks`.
+ErrorCategory = str
 # JAX's name for the exception of `Error.throw`.
 JaxRuntimeError = CheckError
 
 __all__ = [
     "CheckError",
     "Error",
+    "ErrorCategory",
     "JaxRuntimeError",
     "all_checks",
     "automatic_checks",

@@ -66,18 +66,18 @@ class _Writer:
         yield f"in {' '.join(map(self._atom, jaxpr.outvars))}"
 
     def _eqn(self, eqn: Eqn) -> str:
-        head = self.head(eqn.prim, eqn.params)
+        head = self.head(eqn.prim, eqn.params, [a.aval for a in eqn.invars])
         ins = " ".join([self._atom(a) for a in eqn.invars])
         return f"{head} {ins} : {self._new(eqn.outvars)}"
 
-    def head(self, prim: Primitive, params: dict[str, Any]) -> str:
+    def head(self, prim: Primitive, params: dict[str, Any], avals: Any = ()) -> str:
         """A primitive and its parameters."""
         if not prim.is_own:
             raise NoFingerprintError(prim.name)
-        inside = prim.inline or prim.expand
+        inside = prim.stands_for(avals, params)
         if inside is not None:
             # The compiler sees the body of the call, and nothing of its rules.
-            params = {"jaxpr": inside(params)}
+            params = {"jaxpr": inside}
         if not params:
             return f"{prim.name} "
         return f"{prim.name} " + " ".join([f"{n}={self._value(v)}" for n, v in params.items()])

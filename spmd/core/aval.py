@@ -127,6 +127,8 @@ class ShapedArray:
             self._tangent = found
         return found
 
+    to_tangent_aval = tangent  # JAX's name
+
     def manual_sets(self) -> tuple[frozenset[Any], frozenset[Any]]:
         """The manual axes over which a value is unreduced, and those over which it is reduced."""
         return (NO_AXES, NO_AXES) if self.sharding is None else self.sharding.manual_sets()

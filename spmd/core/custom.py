@@ -30,7 +30,7 @@ from spmd.core.custom_common import (
 )
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Zero
-from spmd.core.trace import EVAL
+from spmd.core.trace import EVAL, unchanged
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
 
 P = ParamSpec("P")
@@ -130,8 +130,10 @@ class custom_jvp(Generic[P, R]):
         symbolic = self.symbolic_zeros
 
         def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            ins = tree_unflatten(call.in_tree, primals)
-            moves = tree_unflatten(call.in_tree, [shown(t, symbolic) for t in tangents])
+            # Literals of a jaxpr are numbers: a rule gets arrays, as it does of a traced function.
+            ins = tree_unflatten(call.in_tree, list(map(unchanged, primals)))
+            moves = [shown(t, symbolic) for t in map(unchanged, tangents)]
+            moves = tree_unflatten(call.in_tree, moves)
             with attributed_to(None):
                 pair = jvp(*nondiff, ins, moves)
             if not (isinstance(pair, (tuple, list)) and len(pair) == 2):

@@ -31,7 +31,7 @@ from spmd.core.custom_common import (
 )
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.structural import reduce_sum
-from spmd.core.trace import EVAL
+from spmd.core.trace import EVAL, unchanged
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
 
 P = ParamSpec("P")
@@ -140,6 +140,7 @@ class _VjpRules:
     ) -> tuple[list[Any], list[Any]]:
         """(residuals, outs)."""
         call = self.call
+        flat = list(map(unchanged, flat))
         if self.symbolic:
             flat = [CustomVJPPrimal(x, p) for x, p in zip(flat, perturbed, strict=True)]
         with attributed_to(None):

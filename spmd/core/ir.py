@@ -77,6 +77,17 @@ class Eqn:
     def primitive(self) -> Primitive:
         return self.prim
 
+    # JAX's names for what a rewritten equation takes over; the source says where it was made.
+    ctx = None
+
+    @property
+    def source_info(self) -> Source:
+        return self.source
+
+    def stands_for(self) -> Any:
+        """The closed jaxpr that is compiled in the equation's place; None if it is no call."""
+        return self.prim.stands_for([a.aval for a in self.invars], self.params)
+
     def __str__(self) -> str:
         from_here = Names()
         return format_eqn(self, from_here)
@@ -134,8 +145,16 @@ class Jaxpr:
             self._primitives = frozenset([eqn.prim.name for eqn in all_eqns(self)])
         return self._primitives
 
+    @property
+    def debug_info(self) -> Any:
+        """The names of the function and of its arguments."""
+        return self.name, self.arg_names
+
     def replace(self, **changes: Any) -> Jaxpr:
-        """The same jaxpr with some fields changed."""
+        """The same jaxpr with some fields changed; effects are always those of the equations."""
+        changes.pop("effects", None)
+        if "debug_info" in changes:
+            changes["name"], changes["arg_names"] = changes.pop("debug_info")
         names = ("constvars", "invars", "eqns", "outvars", "name", "arg_names")
         return Jaxpr(**({n: getattr(self, n) for n in names} | changes))
 
@@ -166,6 +185,10 @@ class ClosedJaxpr:
         assert len(jaxpr.constvars) == len(consts), (len(jaxpr.constvars), len(consts))
         self.jaxpr = jaxpr
         self.consts = tuple(consts)
+
+    @property
+    def literals(self) -> tuple[Any, ...]:
+        return self.consts  # as interpreters of jaxprs call them
 
     @property
     def in_avals(self) -> list[ShapedArray]:

@@ -177,5 +177,5 @@ linear_call_p = Primitive(
     vma="given",
     axes=jaxpr_axes,
     effects=lambda params: params["jaxpr"].effects,
-    expand=lambda params: params["jaxpr"],  # not inline: its transpose needs it whole
+    expand=lambda avals, params: params["jaxpr"],  # not inline: its transpose needs it whole
 )

@@ -26,7 +26,10 @@ Optional slots, for structural primitives (calls, control flow, collectives): ``
 depend on no operand marked unknown, and which operands and what params compute just these),
 ``dce`` (``(used, params) -> (operands, results, params)``, for control flow: what is left if only
 the results marked used are),
-``expand`` (the closed jaxpr that is compiled in its place; transformations don't look inside),
+``expand`` (``(avals, params) -> ClosedJaxpr`` of operands like these, which is compiled in its
+place; transformations don't look inside),
+``eager`` (``(*arrays, **params) -> array(s)``: what is done outside any transformation, on our
+arrays; other primitives run their `impl` or a compiled program),
 ``members`` (a collective's meaning: ``(operands, **params) -> results``, one NumPy array for each
 member of a group, in order).
 """
@@ -42,7 +45,7 @@ import spmd.base.context as context
 from spmd.base.errors import InternalError, RefusedError
 from spmd.base.record import record
 from spmd.base.source import is_ours
-from spmd.core.aval import ShapedArray
+from spmd.core.aval import ShapedArray, typeof
 
 # ---- values of slots ---------------------------------------------------------------------------
 
@@ -76,6 +79,11 @@ class Zero:
     """A tangent or cotangent known to be zero, without an array of zeros."""
 
     aval: ShapedArray
+
+    @staticmethod
+    def from_primal_value(x: Any) -> Zero:
+        """The zero tangent of a value."""
+        return Zero(typeof(x).tangent())
 
 
 @record
@@ -151,7 +159,8 @@ def remembered(rule: Callable[..., ShapedArray]) -> Callable[..., ShapedArray]:
 class Primitive:
     """One operation with all its rules; see the module's table.
 
-    `is_own` says that it is part of spmd, whose version then determines its meaning.
+    `is_own` says that it is part of spmd, whose version then determines its meaning. One that is
+    not `listed` may have any name: no table of ours is read by it.
     """
 
     def __init__(
@@ -170,13 +179,15 @@ class Primitive:
         custom: bool = False,
         known: Callable[..., Any] | None = None,
         dce: Callable[..., Any] | None = None,
-        expand: Callable[[dict[str, Any]], Any] | None = None,
+        expand: Callable[[Sequence[ShapedArray], dict[str, Any]], Any] | None = None,
         members: Callable[..., list[Any]] | None = None,
         axes: Callable[[dict[str, Any]], tuple[str, ...]] = _no_axes,
         vma: Callable[..., Any] | str = "union",
         effects: Callable[[dict[str, Any]], frozenset[str]] = no_effects,
+        eager: Callable[..., Any] | None = None,
+        listed: bool = True,
     ):
-        if name in _registry:
+        if listed and name in _registry:
             raise InternalError(f"primitive {name!r} is defined twice")
         self.name = name
         self.abstract = abstract
@@ -196,14 +207,34 @@ class Primitive:
         self.axes = axes
         self.vma = vma
         self.effects = effects
+        self.eager = eager
         # One result of what `abstract` says, and nothing else to ask about.
         self.is_plain = not multiple and vma == "union" and effects is no_effects
-        self.is_own = _made_by_our_modules()
-        _registry[name] = self
+        self.is_own = listed and _made_by_our_modules()
+        if listed:
+            _registry[name] = self
+
+    # What interpreters of jaxprs that were written for JAX ask.
+    call_primitive = False
+
+    @property
+    def multiple_results(self) -> bool:
+        """Whether `bind` returns a list of results."""
+        return self.multiple
+
+    def get_bind_params(self, params: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The functions and the parameters that `bind` takes for the parameters of an equation."""
+        return [], params
 
     def bind(self, *operands: Any, **params: Any) -> Any:
         """Apply the primitive under the current trace."""
         return context.state.trace.process(self, operands, params)
+
+    def stands_for(self, avals: Sequence[ShapedArray], params: dict[str, Any]) -> Any:
+        """The closed jaxpr that is compiled in the primitive's place; None if it is no call."""
+        if self.inline is not None:
+            return self.inline(params)
+        return None if self.expand is None else self.expand(avals, params)
 
     def rule(self, slot: str) -> Callable[..., Any]:
         """The rule in `slot`; raises a `RefusedError` with its sentence if there is none."""

@@ -179,8 +179,9 @@ def _write(g: Graph, eqn: Eqn, inputs: list[str]) -> Any:
             raise refused(eqn, f"has an operand or result {atom.aval}, a dtype that ONNX has not")
     if found is not None:
         return found(g, eqn, inputs)
-    if eqn.prim.expand is not None:
-        return write_program(g, eqn.prim.expand(eqn.params), inputs)
+    inside = eqn.stands_for()
+    if inside is not None:
+        return write_program(g, inside, inputs)
     raise refused(eqn, "has no form in ONNX; export.export writes any function")
 
 

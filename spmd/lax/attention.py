@@ -240,7 +240,7 @@ def _primitive(name: str, formula: Callable[..., Any], jvp: Any, transpose: Any)
         dims=_NO_DIMS,
         multiple=True,
         vma="given",
-        expand=lambda params: params["jaxpr"],
+        expand=lambda avals, params: params["jaxpr"],
     )
     return prim
 

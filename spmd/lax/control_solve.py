@@ -138,7 +138,7 @@ def _impl(xp: Any, *operands: Any, solve: ClosedJaxpr, counts: Any, **_: Any) ->
     return impl_jaxpr(xp, solve, *consts, *b)
 
 
-def _expand(params: dict[str, Any]) -> ClosedJaxpr:
+def _expand(avals: Any, params: dict[str, Any]) -> ClosedJaxpr:
     """The compiled program: solve, of its own constants and b."""
     solve, counts = params["solve"], params["counts"]
     others = [params[n] for n in ("matvec", "solve", "vecmat", "transpose_solve")]

@@ -218,7 +218,11 @@ def astype(x: ArrayLike, dtype: Any, /, *, copy: bool = False, device: Any = Non
 
 def canonical_shape(shape: Any, name: str) -> tuple[int, ...]:
     """A shape as tuple of ints: an error names the argument that is traced or no integer."""
-    whole = shape if isinstance(shape, (list, tuple, np.ndarray)) else (shape,)
+    # An array may be an integer; a sequence of a class of the user's is a shape as well.
+    several = isinstance(shape, (list, tuple, np.ndarray)) or (
+        hasattr(shape, "__iter__") and not hasattr(shape, "__index__")
+    )
+    whole: Any = shape if several else (shape,)
     if isinstance(shape, Tracer):
         raise ConcretizationError(_traced_shape(name, shape))
     try:

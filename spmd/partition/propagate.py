@@ -327,8 +327,7 @@ def called_jaxpr(eqn: Eqn) -> ClosedJaxpr | None:
     """
     if eqn.prim is custom_partitioning_p:
         return None
-    inside = eqn.prim.inline or (None if eqn.prim in KEPT else eqn.prim.expand)
-    return None if inside is None else inside(eqn.params)
+    return None if eqn.prim in KEPT and eqn.prim.inline is None else eqn.stands_for()
 
 
 # ---- building ----------------------------------------------------------------------------------

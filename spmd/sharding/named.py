@@ -72,6 +72,11 @@ class Sharding:
         return len(self.device_set)
 
     @property
+    def _addressable_device_assignment(self) -> tuple[Device, ...]:
+        """This process's devices in order, as orbax asks for them."""
+        return tuple(sorted(self.addressable_devices, key=lambda d: d.id))
+
+    @property
     def addressable_devices(self) -> set[Device]:
         """This process's devices that hold a shard."""
         mine = process_index()

@@ -184,11 +184,11 @@ def _is_one_map(closed: ClosedJaxpr) -> bool:
 def _called(closed: ClosedJaxpr) -> Iterator[Eqn]:
     """The equations of a jaxpr and, in the place of calls, of their bodies."""
     for eqn in closed.eqns:
-        inside = eqn.prim.inline or eqn.prim.expand
+        inside = eqn.stands_for()
         if inside is None:
             yield eqn
         else:
-            yield from _called(inside(eqn.params))
+            yield from _called(inside)
 
 
 class MeshProgram:

@@ -75,9 +75,9 @@ def find(kept: Kept, closed: ClosedJaxpr) -> HostCall:
 def _equations(closed: ClosedJaxpr | Jaxpr) -> Iterator[Eqn]:
     """All equations that are no calls, in an order that equal programs share."""
     for eqn in closed.eqns:
-        inside = eqn.prim.inline or eqn.prim.expand
+        inside = eqn.stands_for()
         if inside is not None:
-            yield from _equations(inside(eqn.params))
+            yield from _equations(inside)
             continue
         yield eqn
         for _, inner in subjaxprs(eqn.params):

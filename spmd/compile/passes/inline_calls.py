@@ -25,9 +25,7 @@ def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
             params = map_subjaxprs(eqn, inline_calls) if eqn in nested else None
             writer.keep(eqn, params)
         else:
-            inside = eqn.prim.inline or eqn.prim.expand
-            assert inside is not None
-            outs = write_body(writer, inside(eqn.params), writer.read_all(eqn.invars))
+            outs = write_body(writer, eqn.stands_for(), writer.read_all(eqn.invars))
             for outer, found in zip(eqn.outvars, outs, strict=True):
                 writer.define(outer, found)
     return finish(writer, closed)
@@ -42,12 +40,12 @@ def write_body(writer: JaxprBuilder, body: ClosedJaxpr, operands: Sequence[Atom]
     for inner, operand in zip(body.jaxpr.invars, operands, strict=True):
         writer.define(inner, operand)
     for inner_eqn in body.eqns:
-        inside = inner_eqn.prim.inline or inner_eqn.prim.expand
+        inside = inner_eqn.stands_for()
         if inside is None:
             nested = inner_eqn in body.jaxpr.nested
             writer.copy(inner_eqn, map_subjaxprs(inner_eqn, inline_calls) if nested else None)
         else:
-            outs = write_body(writer, inside(inner_eqn.params), writer.read_all(inner_eqn.invars))
+            outs = write_body(writer, inside, writer.read_all(inner_eqn.invars))
             for outer, found in zip(inner_eqn.outvars, outs, strict=True):
                 writer.define(outer, found)
     return writer.read_all(body.jaxpr.outvars)

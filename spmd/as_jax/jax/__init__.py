@@ -1,0 +1,26 @@
+"""The module `jax`: spmd's names, JAX's version, and what is below it when that is asked for."""
+
+from __future__ import annotations
+
+from types import ModuleType as _ModuleType
+
+import spmd as _spmd
+from spmd.as_jax import environment as _environment
+from spmd.as_jax.finder import API_LEVEL as _API_LEVEL
+from spmd.as_jax.finder import below as _below
+
+_environment.read()
+
+globals().update(
+    {
+        name: value
+        for name, value in vars(_spmd).items()
+        if not name.startswith("_") and not isinstance(value, _ModuleType)
+    }
+)
+
+__version__ = _API_LEVEL
+__version_info__ = tuple(int(part) for part in _API_LEVEL.split("."))
+# Says which system this is; the real JAX has no such name.
+__spmd__ = _spmd.__version__
+__getattr__ = _below("jax")

@@ -1,0 +1,90 @@
+"""`jax.api_util`: functions of pytrees as functions of flat lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.as_jax.jax.extend.linear_util import (
+    Store,
+    WrappedFun,
+    transformation2,
+    transformation_with_aux2,
+)
+from spmd.as_jax.refuse import missing
+from spmd.base.record import record
+from spmd.base.tree import tree_flatten, tree_unflatten
+from spmd.core.aval import typeof
+
+__all__ = [
+    "argnums_partial",
+    "debug_info",
+    "flatten_fun",
+    "flatten_fun_nokwargs",
+    "safe_map",
+    "shaped_abstractify",
+]
+__getattr__ = missing("jax.api_util")
+
+shaped_abstractify = typeof
+
+
+@record
+class DebugInfo:
+    """The traced function, for messages."""
+
+    traced_for: str = ""
+    func_src_info: str = ""
+    arg_names: tuple[str, ...] | None = None
+    result_paths: Any = None
+
+
+def debug_info(traced_for: str, fun: Any, args: Any, kwargs: Any, **_: Any) -> DebugInfo:
+    """What is known of a function that is about to be traced."""
+    return DebugInfo(traced_for, getattr(fun, "__name__", str(fun)))
+
+
+def safe_map(f: Callable[..., Any], *args: Any) -> list[Any]:
+    """`map` over lists of one length."""
+    lists = list(map(list, args))
+    if len({len(found) for found in lists}) > 1:
+        raise ValueError(f"safe_map: lengths differ: {[len(found) for found in lists]}")
+    return list(map(f, *lists))
+
+
+@transformation_with_aux2
+def flatten_fun(f: Any, store: Store, in_tree: Any, *flat: Any) -> Any:
+    """A function of the leaves of `(args, kwargs)`; the store gets the structure of its result."""
+    args, kwargs = tree_unflatten(in_tree, flat)
+    leaves, tree = tree_flatten(f(*args, **kwargs))
+    store.store(tree)
+    return leaves
+
+
+@transformation_with_aux2
+def flatten_fun_nokwargs(f: Any, store: Store, in_tree: Any, *flat: Any) -> Any:
+    """A function of the leaves of its arguments; the store gets the structure of its result."""
+    leaves, tree = tree_flatten(f(*tree_unflatten(in_tree, flat)))
+    store.store(tree)
+    return leaves
+
+
+@transformation2
+def _with_fixed(f: Any, where: tuple[int, ...], fixed: tuple[Any, ...], *dynamic: Any, **kw: Any):
+    args: list[Any] = list(fixed)
+    for k, x in zip(where, dynamic, strict=True):
+        args[k] = x
+    return f(*args, **kw)
+
+
+def argnums_partial(
+    f: WrappedFun,
+    dyn_argnums: int | Sequence[int],
+    args: Sequence[Any],
+    require_static_args_hashable: bool = True,
+) -> tuple[WrappedFun, tuple[Any, ...]]:
+    """A function of some of the arguments, with the values of these; the others are fixed."""
+    wanted = (dyn_argnums,) if isinstance(dyn_argnums, int) else tuple(dyn_argnums)
+    where = tuple(k % len(args) for k in wanted)
+    fixed = tuple(None if k in where else x for k, x in enumerate(args))
+    return _with_fixed(f, where, fixed), tuple(args[k] for k in where)

@@ -1,0 +1,11 @@
+"""`jax.experimental`: spmd's names under JAX's paths, and what spmd refuses."""
+
+from spmd.as_jax.finder import below
+from spmd.as_jax.refuse import refusing
+from spmd.experimental import io_callback
+
+__all__ = ["MutableArray", "io_callback"]
+__getattr__ = below("jax.experimental")
+
+# By its oldest name, for libraries that look for it to tell such arrays from others.
+MutableArray = refusing("jax.experimental", "spmd has no mutable arrays")("MutableArray")

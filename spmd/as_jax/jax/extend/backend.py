@@ -1,0 +1,29 @@
+"""`jax.extend.backend`: the platforms of this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spmd.api import clear_caches
+from spmd.as_jax.refuse import missing
+from spmd.base.device import default_backend, devices
+
+__all__ = ["backends", "clear_backends", "get_backend", "get_default_device"]
+__getattr__ = missing("jax.extend.backend")
+
+clear_backends = clear_caches
+
+
+def get_default_device() -> Any:
+    """The device of values that nothing else places."""
+    return devices()[0]
+
+
+def get_backend(platform: str | None = None) -> Any:
+    """The platform of a name, or the default one."""
+    return devices(platform or default_backend())[0].client
+
+
+def backends() -> dict[str, Any]:
+    """The platforms that can be used, by name."""
+    return {default_backend(): get_backend()}

@@ -1,0 +1,197 @@
+"""`jax.extend.core`: jaxprs and their parts, primitives, and the state of tracing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import spmd.core.ir as ir
+from spmd.as_jax.jax.extend import primitives
+from spmd.as_jax.primitive import Primitive
+from spmd.as_jax.refuse import missing
+from spmd.base.context import state
+from spmd.base.errors import ConcretizationError
+from spmd.core.aval import ShapedArray, is_arraylike
+from spmd.core.check import check_jaxpr
+from spmd.core.ir import ClosedJaxpr, Literal, Var, subjaxprs
+from spmd.core.ir import Eqn as JaxprEqn
+from spmd.core.rewrite import eval_closed
+from spmd.core.trace import EVAL, Trace, Tracer
+
+__all__ = [
+    "ClosedJaxpr",
+    "DropVar",
+    "Effect",
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "Primitive",
+    "Trace",
+    "TraceTag",
+    "Tracer",
+    "Var",
+    "check_jaxpr",
+    "concrete_or_error",
+    "find_top_trace",
+    "get_opaque_trace_state",
+    "jaxpr_as_fun",
+    "jaxprs_in_params",
+    "mapped_aval",
+    "new_jaxpr_eqn",
+    "no_effects",
+    "primitives",
+    "set_current_trace",
+    "subjaxprs",
+    "take_current_trace",
+    "unmapped_aval",
+    "valid_jaxtype",
+]
+__getattr__ = missing("jax.extend.core")
+
+__path__: list[str] = []  # `primitives` is below it
+
+no_effects: frozenset[Any] = frozenset()
+valid_jaxtype = is_arraylike
+
+
+class Effect:
+    """The base of classes of effects; primitives of spmd have effects by name."""
+
+
+class DropVar(Var):
+    """The class of results that nothing reads; spmd's jaxprs keep a variable for each."""
+
+
+class TraceTag:
+    """What two traces of one transformation have in common."""
+
+
+class _Ours(type):
+    """The type of a class whose instances are those of a class of ours."""
+
+    ours: type
+
+    def __instancecheck__(cls, x: Any) -> bool:
+        return isinstance(x, cls.ours)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, cls.ours)
+
+
+class Jaxpr(metaclass=_Ours):
+    """Makes a jaxpr from JAX's arguments, in JAX's order."""
+
+    ours = ir.Jaxpr
+
+    def __new__(  # type: ignore[misc]
+        cls,
+        constvars: Sequence[Var],
+        invars: Sequence[Var],
+        outvars: Sequence[Any],
+        eqns: Sequence[JaxprEqn],
+        effects: Any = no_effects,
+        debug_info: Any = None,
+    ) -> ir.Jaxpr:
+        return ir.Jaxpr(constvars, invars, eqns, outvars)
+
+
+def new_jaxpr_eqn(
+    invars: Sequence[Any],
+    outvars: Sequence[Var],
+    primitive: Any,
+    params: dict[str, Any],
+    effects: Any = no_effects,
+    source_info: Any = None,
+    ctx: Any = None,
+) -> JaxprEqn:
+    """Make an equation."""
+    return JaxprEqn(primitive, tuple(invars), tuple(outvars), params, frozenset(effects))
+
+
+def jaxpr_as_fun(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """A function of flat arguments that does what a closed jaxpr says."""
+    return lambda *args: eval_closed(closed, *args)
+
+
+def jaxprs_in_params(params: dict[str, Any]) -> Iterator[ir.Jaxpr]:
+    """The jaxprs in an equation's parameters."""
+    for _, inner in subjaxprs(params):
+        yield inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
+
+
+def mapped_aval(size: int, axis: int | None, aval: ShapedArray) -> ShapedArray:
+    """The aval of one example of a value with a batched dim."""
+    if axis is None:
+        return aval
+    return aval.update(shape=aval.shape[:axis] + aval.shape[axis + 1 :])
+
+
+def unmapped_aval(size: int, axis: int | None, aval: ShapedArray, *_: Any) -> ShapedArray:
+    """The aval of examples stacked along a dim."""
+    if axis is None:
+        return aval
+    return aval.update(shape=(*aval.shape[:axis], size, *aval.shape[axis:]))
+
+
+def concrete_or_error(force: Any, value: Any, context: str = "") -> Any:
+    """The concrete value of `value`, through `force`; raises what a tracer raises."""
+    if isinstance(value, Tracer) and value.concrete() is None:
+        value._need(ConcretizationError, "a concrete value", f"{context} ")
+    return value if force is None else force(value)
+
+
+# ---- the state of tracing ----------------------------------------------------------------------
+
+
+class OpaqueTraceState:
+    """The trace that is current, to be compared with that of another time."""
+
+    def __init__(self, trace: Trace):
+        self._trace = trace
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpaqueTraceState) and self._trace is other._trace
+
+    def __hash__(self) -> int:
+        return id(self._trace)
+
+    def __repr__(self) -> str:
+        return f"OpaqueTraceState({type(self._trace).__name__})"
+
+
+def get_opaque_trace_state(convention: str | None = None) -> OpaqueTraceState:
+    """The trace that is current, as an object to compare."""
+    return OpaqueTraceState(state.trace)
+
+
+def find_top_trace(args: Any = ()) -> Trace:
+    """The trace that handles operations now."""
+    return state.trace
+
+
+def trace_state_clean() -> bool:
+    """Whether nothing is being traced."""
+    return state.trace is EVAL
+
+
+@contextlib.contextmanager
+def take_current_trace() -> Iterator[Trace]:
+    """The current trace; in the block, operations are evaluated."""
+    before = state.trace
+    state.trace = EVAL
+    try:
+        yield before
+    finally:
+        state.trace = before
+
+
+@contextlib.contextmanager
+def set_current_trace(trace: Trace, check_leaks: bool = False) -> Iterator[None]:
+    """In the block, `trace` handles operations."""
+    before = state.trace
+    state.trace = trace
+    try:
+        yield
+    finally:
+        state.trace = before

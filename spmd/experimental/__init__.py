@@ -1,0 +1,15 @@
+"""JAX's experimental paths: `spmd.experimental.shard_map`, ...; each is a name of spmd's elsewhere.
+
+For programs that come from JAX; new programs write `spmd.shard_map`, `spmd.checkify`, and so on.
+"""
+
+from spmd.base.lazy_import import attach as _attach
+from spmd.lax.callback import io_callback
+
+__all__ = ["io_callback"]
+
+_MODULES = (
+    "checkify", "custom_partitioning", "jet", "layout", "mesh_utils", "multihost_utils", "pjit",
+    "shard_alike", "shard_map",
+)  # fmt: skip
+__getattr__, __dir__ = _attach(__name__, _MODULES)

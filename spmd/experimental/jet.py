@@ -1,0 +1,5 @@
+"""`spmd.jet` under JAX's path."""
+
+from spmd.jet import jet
+
+__all__ = ["jet"]

@@ -1,0 +1,6 @@
+"""`pjit`, which is `jit` by its old name."""
+
+from spmd.api.compiled import jit as pjit
+from spmd.sharding.constraint import with_sharding_constraint
+
+__all__ = ["pjit", "with_sharding_constraint"]

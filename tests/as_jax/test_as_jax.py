@@ -1,0 +1,275 @@
+"""`spmd.as_jax`: programs that import JAX run on spmd, without a module of JAX.
+
+Each program is a process of its own: JAX, which is installed as an oracle, may be loaded in this
+one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_JAX = """
+import sys
+real = [n for n, m in sys.modules.items() if n.split(".")[0] in ("jax", "jaxlib")
+        and "spmd" not in str(getattr(m, "__file__", "spmd"))]
+assert not real, real
+"""
+
+
+def run(
+    text: str, *words: str, folder: Path, ranks: int = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program on spmd in JAX's place; it must end well, and JAX stay unloaded."""
+    script = folder / "program.py"
+    script.write_text(textwrap.dedent(text) + NO_JAX)
+    command = [sys.executable, "-m", "spmd.as_jax", str(script), *words]
+    if ranks:
+        command = [sys.executable, "-m", "launch", "-n", str(ranks), "--as-jax", str(script)]
+    return execute(command, **environment)
+
+
+def execute(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the checkout."""
+    unset = "SPMD_NUM_CPU_DEVICES", "XLA_FLAGS", "SPMD_CHECK"
+    env = {k: v for k, v in os.environ.items() if k not in unset}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=240, env=env | environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+# ---- modules -----------------------------------------------------------------------------------
+
+
+def test_modules_are_ours_under_a_second_name(tmp_path):
+    program = """
+        import jax, jax.numpy as jnp, jax.numpy.linalg, jax.scipy.stats.norm as norm
+        from jax import lax, nn, random
+        from jax.experimental import checkify, mesh_utils, multihost_utils, io_callback
+        from jax.experimental.shard_map import shard_map
+        import spmd, spmd.numpy, spmd.scipy.stats
+
+        assert jnp is spmd.numpy and jax.numpy.linalg is spmd.numpy.linalg and lax is spmd.lax
+        assert jnp.__spec__.name == jnp.__name__ == "spmd.numpy"
+        assert norm is spmd.scipy.stats.norm and jax.jit is spmd.jit and jax.tree is spmd.tree
+        assert checkify.checkify is spmd.checkify.checkify
+        assert jax.stages.Lowered is type(jax.jit(jnp.sin).lower(1.0))
+        import jax.tree_util, jax.errors, jax.sharding, jax.typing, jax.dtypes, jax.export
+        import jax.profiler, jax.extend.linear_util, jax.api_util, jax.monitoring, jax.test_util
+        print(jnp.sin(0.5))
+    """
+    assert run(program, folder=tmp_path).stdout.strip() == "0.47942555"
+
+
+def test_versions_state_the_level_of_the_api(tmp_path):
+    program = """
+        import importlib.metadata, jax, jaxlib, jax.version, jax.lib
+        print(jax.__version__, jax.__version_info__, jaxlib.__version__, jax.lib.__version__,
+              importlib.metadata.version("jax"), importlib.metadata.version("jaxlib"),
+              jax.__spmd__)
+    """
+    import spmd
+
+    level = "0.10.2"
+    wanted = f"{level} (0, 10, 2) {level} {level} {level} {level} {spmd.__version__}"
+    assert run(program, folder=tmp_path).stdout.strip() == wanted
+
+
+def test_what_is_missing_says_so_and_probes_find_nothing(tmp_path):
+    program = """
+        import importlib.util, jax, jax.extend.core, jax.numpy as jnp
+        for name in ("jaxlib.xla_client", "jax.base", "jax.compile.cpu", "jax.numpy.none"):
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                print(error)
+            else:
+                raise SystemExit(f"{name} was found")
+        assert not hasattr(jax, "host_id_") and not hasattr(jax, "transport")
+        assert not hasattr(jax.extend.core, "nothing")
+        try:
+            from jax.core import nothing
+        except ImportError:
+            print("no name")
+        try:
+            jax.extend.core.nothing
+        except AttributeError as error:
+            print(error)
+    """
+    lines = run(program, folder=tmp_path).stdout.splitlines()
+    assert lines[0] == (
+        "No module named 'jaxlib.xla_client': `jax` is spmd here, which has no compiled parts; "
+        "docs/libraries.md says what there is"
+    )
+    assert lines[1].startswith("No module named 'jax.base': `jax` is spmd here, which has no mod")
+    assert lines[2].startswith("No module named 'jax.compile'")
+    assert lines[3].startswith("No module named 'jax.numpy.none'")
+    assert lines[4] == "no name"
+    assert lines[5] == (
+        "module 'jax.extend.core' has no attribute 'nothing': `jax` is spmd here, which has "
+        "nothing of this name (docs/libraries.md)"
+    )
+
+
+def test_what_cannot_be_is_importable_and_refuses_when_used(tmp_path):
+    program = """
+        import jax
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import triton, tpu as pltpu
+        from jax.experimental.sparse import BCOO
+        from jax.interpreters import mlir
+        import jax.experimental.colocated_python as cp
+
+        assert not isinstance(3, BCOO) and cp.serialization.DeviceList is not None
+        for use in (pl.pallas_call, lambda: triton.load(1), lambda: BCOO.fromdense(1), BCOO,
+                    lambda: mlir.ir_constant(1), cp.colocated_python, jax.ffi.ffi_call):
+            try:
+                use()
+            except NotImplementedError as error:
+                print(error)
+            else:
+                raise SystemExit("nothing was refused")
+    """
+    lines = run(program, folder=tmp_path).stdout.splitlines()
+    assert len(lines) == 7
+    assert lines[0].endswith(
+        "jax.experimental.pallas.pallas_call: spmd has no Pallas; write the function with "
+        "jax.numpy and jax.lax, which spmd compiles"
+    )
+
+
+def test_real_jax_is_not_replaced_once_it_is_imported():
+    program = (
+        "import jax, spmd.as_jax\n"
+        "try:\n    spmd.as_jax.install()\n"
+        "except TypeError as error:\n    print(error)\n"
+        "assert not spmd.as_jax.installed()"
+    )
+    pytest.importorskip("jax", reason="needs JAX, to have it imported first")
+    said = execute([sys.executable, "-W", "ignore", "-c", program]).stdout
+    assert said.strip().endswith(
+        "as_jax.install: jax is imported already; install spmd in its place before the first "
+        "import of jax, or start the program with `python -m spmd.as_jax`"
+    )
+
+
+def test_install_in_a_program_holds_from_then_on():
+    program = (
+        "import spmd, sys\n"
+        "assert not any(n.startswith('spmd.as_jax') for n in sys.modules)\n"
+        "import spmd.as_jax\n"
+        "spmd.as_jax.install(); spmd.as_jax.install()\n"
+        "import jax.numpy as jnp\n"
+        "assert jnp is spmd.numpy and spmd.as_jax.installed()\n"
+        "assert len([f for f in sys.meta_path if type(f).__module__ == 'spmd.as_jax.finder']) == 1"
+    )
+    execute([sys.executable, "-c", program])
+
+
+# ---- programs ----------------------------------------------------------------------------------
+
+
+def test_a_program_runs_as_python_runs_it(tmp_path):
+    (tmp_path / "beside.py").write_text("value = 41\n")
+    program = """
+        import pickle, sys, jax, beside
+        class Point:
+            pass
+        assert __name__ == "__main__" and __file__ == sys.argv[0] and __spec__ is None
+        assert isinstance(pickle.loads(pickle.dumps(Point())), Point)
+        print(sys.argv[1:], beside.value + 1)
+    """
+    assert run(program, "-n", "3", folder=tmp_path).stdout.strip() == "['-n', '3'] 42"
+
+
+def test_a_module_and_a_text(tmp_path):
+    (tmp_path / "module_of_mine.py").write_text(
+        "import sys, jax\nprint(__name__, sys.argv[1:], jax.__spmd__)\n"
+    )
+    start = [sys.executable, "-m", "spmd.as_jax"]
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    said = execute([*start, "-m", "module_of_mine", "a"], **path).stdout
+    assert said.startswith("__main__ ['a'] ")
+    said = execute([*start, "-c", "import jax, sys; print(jax.__name__, sys.argv)", "b"]).stdout
+    assert said.strip() == "spmd.as_jax.jax ['-c', 'b']"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ([], 2, "usage: python -m spmd.as_jax (script.py | -m module | -c text)"),
+        (["none.py"], 1, "there is no file none.py"),
+        (["-c", "raise SystemExit(7)"], 7, ""),
+        (["-c", "import jax; jax.numpy.zeros(-1)"], 1, "shape (-1,) has a negative size"),
+    ],
+    ids=["nothing", "no file", "exit code", "error"],
+)
+def test_exit_codes(words, code, text):
+    command = [sys.executable, "-m", "spmd.as_jax", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == code and text in done.stderr
+
+
+def test_devices_from_flags_and_settings(tmp_path):
+    program = """
+        import os
+        os.environ["XLA_FLAGS"] = "--other=1 --xla_force_host_platform_device_count=3"
+        os.environ["JAX_ENABLE_X64"] = "1"
+        import jax
+        print(len(jax.devices()), jax.numpy.arange(2.0).dtype, jax.config.jax_enable_x64)
+        jax.config.update("jax_num_cpu_devices", 2)
+        jax.config.update("jax_enable_x64", False)
+        jax.config.update("jax_threefry_partitionable", True)
+        jax.config.update("jax_platform_name", "cpu")
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+        print(len(jax.devices()), jax.numpy.arange(2.0).dtype, jax.config.jax_enable_x64,
+              jax.config.jax_persistent_cache_min_compile_time_secs)
+    """
+    said = run(program, folder=tmp_path).stdout.splitlines()
+    assert said == ["3 float64 True", "2 float32 False 0.5"]
+    said = run(program, folder=tmp_path, SPMD_NUM_CPU_DEVICES="1").stdout.splitlines()
+    assert said[0] == "1 float64 True"  # what is set for spmd wins
+
+
+def test_report_says_what_was_asked_for_and_by_whom(tmp_path):
+    (tmp_path / "library.py").write_text(
+        "import jax.core\nfrom jax.experimental import pallas\n"
+        "has = hasattr(jax.numpy, 'no_name'), hasattr(jax.core, 'no_name')\n"
+        "try:\n    import jax.none\nexcept ImportError:\n    pass\n"
+        "try:\n    pallas.pallas_call()\nexcept NotImplementedError:\n    pass\n"
+    )
+    said = run("import library", folder=tmp_path, SPMD_AS_JAX_REPORT="1").stderr
+    for line in (
+        "module    jax.core  (library)",
+        "no module jax.none  (library)",
+        "missing   jax.core.no_name  (library)",
+        "missing   jax.numpy.no_name  (library)",
+        "refused   jax.experimental.pallas.pallas_call  (library)",
+    ):
+        assert line in said, said
+    assert not run("import library", folder=tmp_path).stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_of_spmdrun(ranks, tmp_path):
+    program = """
+        import jax, jax.numpy as jnp
+        from jax.sharding import NamedSharding, PartitionSpec as P
+        total = jax.pmap(lambda x: jax.lax.psum(x, "i"), axis_name="i")(
+            jnp.ones(jax.local_device_count()) * (jax.process_index() + 1))
+        mesh = jax.make_mesh((jax.device_count(),), ("x",))
+        x = jax.device_put(jnp.arange(6.0), NamedSharding(mesh, P("x")))
+        print(f"{jax.process_count()} {float(total[0])} {float(jax.jit(jnp.sum)(x))}")
+    """
+    done = run(program, folder=tmp_path, ranks=ranks)
+    wanted = f"{ranks} {float(sum(range(1, ranks + 1)))} 15.0"
+    assert done.stdout.count(wanted) == ranks, done.stdout + done.stderr
