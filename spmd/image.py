@@ -262,7 +262,7 @@ def scale_and_translate(
 
     `image` is an array of any shape, and `shape` that of the result. `scale` and `translation` have
     a number for each of `spatial_dims`, and derivatives; places are those of the centers of pixels,
-    0.5 for the first. What comes from outside of the image is 0. `method`, `antialias` and
+    0.5 for the first. Elements from outside of the image are 0. `method`, `antialias` and
     `precision` are those of `resize`. The result is floating. Raises `ShapeError` if the number of
     dims differs, `DimensionError` for dims that the image has not, and `ArgumentError` for NEAREST.
 

@@ -31,7 +31,6 @@ PRIVATE: dict[str, dict[str, set[str]]] = {
     },
     "a fast path switched off, or its twin called, which has no switch of its own": {
         "compile/passes/fusion/test_memo.py": {"_merge_all"},
-        "debug/test_timing.py": {"_twin"},
     },
     "a table that a test completes or leaves as it was": {
         "compile/native/program/test_stored.py": {"_registry"},

@@ -31,7 +31,7 @@ def copies_of_groups(copies: Copies, groups: Groups) -> list[Copy]:
 
 
 def with_gaps(copies: Copies, groups: Groups, shape: Sequence[int]) -> set[int]:
-    """The positions of devices into whose results nobody sends everything."""
+    """The positions of devices whose results are not sent completely."""
     members = [k for k in range(len(groups[0])) if gaps(copies, k, shape)]
     return {group[k] for group in groups for k in members}
 
@@ -71,7 +71,7 @@ class Parcels:
                 if source == comm.rank:
                     self.near.append((local[copy.source], start, local[copy.target], place))
                 continue
-            # What goes to several devices of a rank goes there once.
+            # Elements for several devices of a rank go there once.
             piece = copy.source, copy.start, copy.sizes
             if (target, piece) not in known:
                 known.add((target, piece))

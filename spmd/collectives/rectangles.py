@@ -144,8 +144,9 @@ def copies_between(
 ) -> Copies:
     """The copies by which devices that hold `have` get `want`.
 
-    Different rectangles of `have` do not overlap. What several devices hold comes from one in the
-    same of the `places` (processes), if there is one, and else from the one that sends the least.
+    Different rectangles of `have` do not overlap. Elements that several devices hold come from one
+    in the same of the `places` (processes), if there is one, and else from the one that sends the
+    least.
     """
     places = places or [0] * len(have)
     holders: dict[Rectangle, list[int]] = {}

@@ -71,7 +71,7 @@ def make_rounds(across: Across, operand: Operand) -> ExchangePlan | None:
 def _rectangles(
     planner: Planner, across: Across, members: Mapping[int, Member]
 ) -> ExchangePlan | None:
-    """The copies between devices as bytes; zeros where nobody sends."""
+    """The copies between devices as bytes; zeros where no device sends."""
     copies, shape = across.params["copies"], across.params["shape"]
     itemsize = across.dtype.itemsize
     moves = [

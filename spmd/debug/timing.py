@@ -141,19 +141,19 @@ class Profile:
 def measure(fun: Callable[..., Any], args: Any, kwargs: Any, repeats: int) -> Profile:
     """The result of `profile(fun)(*args)`."""
     program = compile_call(fun, args, kwargs)
-    twin, builder, records = _twin(program)
+    twin, builder, records = watched_twin(program)
     leaves = program.traced.split.leaves
     runs, calls = [], []
     for _ in range(2):
-        _run(twin, leaves)
-        _run(program.executable, leaves)
+        run_once(twin, leaves)
+        run_once(program.executable, leaves)
     for _ in range(repeats):
         for record in records:
             record[:] = 0
-        _run(twin, leaves)
+        run_once(twin, leaves)
         runs.append(np.array([record.reshape(-1) for record in records]))
         started = time.perf_counter()
-        _run(program.executable, leaves)
+        run_once(program.executable, leaves)
         calls.append(time.perf_counter() - started)
     spent, called = _accounts(builder, np.array(runs))
     steps = _steps(builder, spent, called)
@@ -162,7 +162,7 @@ def measure(fun: Callable[..., Any], args: Any, kwargs: Any, repeats: int) -> Pr
     return Profile(name, steps, total, float(np.median(calls)), repeats, program.devices)
 
 
-def _run(executable: Executable | MeshProgram, leaves: Sequence[Any]) -> None:
+def run_once(executable: Executable | MeshProgram, leaves: Sequence[Any]) -> None:
     """A call, to its end."""
     for out in executable(leaves):
         out.block_until_ready()
@@ -224,7 +224,7 @@ class _Watched(Builder):
         return KernelStep(self._stamp, (slot,), 1, _STAMP_NS, (account,), name="clock")
 
 
-def _twin(program: Program) -> tuple[Executable | MeshProgram, _Watched, list[np.ndarray]]:
+def watched_twin(program: Program) -> tuple[Executable | MeshProgram, _Watched, list[np.ndarray]]:
     """An executable that also writes records, one array of them for each local device."""
     builder = _Watched(program.schedule, program.plan)
     records = [np.zeros(builder.nbytes // 8, np.int64) for _ in range(program.devices)]

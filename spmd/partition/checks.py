@@ -1,7 +1,7 @@
 """Checks in a partitioned program: of whole values, alike on every device.
 
 All devices find the same, so all of them stop at the same check, the first of the program that
-fails. What a message shows is made whole only if it is shown.
+fails. The values of a message are made whole only if it is shown.
 """
 
 from __future__ import annotations

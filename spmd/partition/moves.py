@@ -235,7 +235,7 @@ def _exchanged(
 def _as_permutation(
     copies: Copies, given: Sequence[int], made: Sequence[int]
 ) -> tuple[tuple[int, int], ...] | None:
-    """Who sends to whom, if each device's whole part goes to one."""
+    """The pairs of sender and receiver, if each device's whole part goes to one."""
     if given != made or any(copy.sizes != made for copy in copies.items):
         return None
     pairs = tuple((copy.source, copy.target) for copy in copies.items)

@@ -152,7 +152,7 @@ def type_text(dtype: str, shape: Sequence[int], split: Sequence[Sequence[Any]]) 
 
 
 class _Here(threading.local):
-    """The watch of the program that this thread writes; None if nobody wants to know."""
+    """The watch of the program that this thread writes; None if there is none."""
 
     def __init__(self) -> None:
         self.watch: Watch | None = None
@@ -163,7 +163,7 @@ here = _Here()
 
 @contextmanager
 def watching(watch: Watch | None) -> Iterator[None]:
-    """Let a watch look at the moves that are made in a `with` block; None: nobody."""
+    """Let a watch look at the moves that are made in a `with` block; None is no watch."""
     before, here.watch = here.watch, watch
     try:
         yield

@@ -10,7 +10,7 @@ import spmd.numpy as snp
 from spmd import lax
 from spmd.compile.native.llvm.compiler import available_cores
 from spmd.debug.program import compile_call
-from spmd.debug.timing import _twin
+from spmd.debug.timing import watched_twin
 from spmd.errors import ArgumentError
 
 
@@ -75,7 +75,7 @@ def test_the_twin_computes_the_same(mapped):
 
     x = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
     program = compile_call(spmd.pmap(function) if mapped else function, (x,), {})
-    twin, _, records = _twin(program)
+    twin, _, records = watched_twin(program)
     for mine, theirs in zip(twin([x]), program.executable([x]), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert all(record.any() for record in records)

@@ -69,7 +69,7 @@ TOGETHER = ("halos", "slice", "uneven result")
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_moves_that_nobody_asks_for(small: None, name: str):
+def test_moves_that_no_spec_asks_for(small: None, name: str):
     kind, said, received, f = MOVED[name]
     mesh, x, w = placed(kind)
     text = f"{received / 1000:.3g} KB" if received >= 1000 else f"{received} B"

@@ -429,7 +429,8 @@ def place(results: Sequence[Any], home: SingleDeviceSharding | None) -> None:
 def take(number: int, operands: Sequence[Any], also: Sequence[Any] = ()) -> Block | None:
     """The block of a donated operand, if it is all of it and nothing else refers to it.
 
-    `also` are the same operand of other devices, who will share the result: they may share it now.
+    `also` are the same operand of other devices, which will share the result: they may share it
+    now.
     """
     x = operands[number]
     if type(x) is not Array or type(x.owner) is not Block:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from spmd.compile.lower.steps import Schedule as Steps
     from spmd.compile.passes.rewriter import Pass
 
-_known: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, MeshExecutable]]
-_known = weakref.WeakKeyDictionary()
+programs_by_map: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, MeshExecutable]]
+programs_by_map = weakref.WeakKeyDictionary()
 
 
 # No output takes the place of an input.
@@ -71,7 +71,7 @@ def mesh_executable(
     uneven: Uneven | None = None,
 ) -> MeshExecutable:
     """The executable of a `shard_map` equation, remembered with its jaxpr."""
-    entries = _known.setdefault(jaxpr, {})
+    entries = programs_by_map.setdefault(jaxpr, {})
     key = (mesh, in_specs, out_specs, kind, config.overlap, uneven)
     if key not in entries:
         with FLIGHT.phase(COMPILING, "compile", name):
@@ -86,7 +86,7 @@ listeners: list[Callable[[MeshExecutable, dict[str, Any]], None]] = []
 
 def known_executables() -> list[MeshExecutable]:
     """All programs over a mesh that are in use."""
-    return [made for entries in _known.values() for made in entries.values()]
+    return [made for entries in programs_by_map.values() for made in entries.values()]
 
 
 def evaluate_map(

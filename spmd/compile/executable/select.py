@@ -113,7 +113,7 @@ def _with_specs_as_given(
 ) -> ClosedJaxpr:
     """The program with those specs of results that users have written, of several that say alike.
 
-    What they ask for comes first, then the specs of arguments that are read and have as many dims;
+    Their layouts come first, then the specs of arguments that are read and have as many dims;
     where types say all, specs of results are in full.
     """
     (eqn,) = made.eqns

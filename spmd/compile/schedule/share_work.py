@@ -166,7 +166,7 @@ class _Alike:
 
 
 def meeting_of(step: Step) -> Meeting | None:
-    """Who meets in a step, if devices exchange something there."""
+    """The groups of devices that meet in a step, if they exchange something there."""
     if isinstance(step, Exchange):
         return Meeting(step.groups, step.kind in ("all_reduce", "all_gather", "broadcast"))
     return step.meeting if isinstance(step, Host | RankExchange) else None

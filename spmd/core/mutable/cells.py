@@ -2,8 +2,8 @@
 
 A cell holds a value of the trace under which it was made, and a write puts another value there, so
 differentiation and batching see pure operations. A function that is staged writes no jaxpr with
-effects: when it writes to a cell from outside, its staging ends in `TouchedCells`, and whoever
-stages it does so again with the cell's value as one more argument and one more result (`held`).
+effects: when it writes to a cell from outside, its staging ends in `TouchedCells`, and the caller
+stages it again with the cell's value as one more argument and one more result (`held`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Cell:
 
 
 class TouchedCells(RefError):
-    """Cells from outside that a staged function wrote to; for who stages it, to do it again."""
+    """Cells from outside that a staged function wrote to; its caller stages it again."""
 
     def __init__(self, name: str, cells: Sequence[Cell]):
         self.cells = list(cells)

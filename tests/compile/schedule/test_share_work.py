@@ -11,6 +11,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import P, lax
+from spmd.base.config import config
 from spmd.compile.executable import mesh_executable
 from spmd.compile.executable.mesh_executable import MeshExecutable
 from spmd.compile.lower.mesh_layout import Topology
@@ -31,15 +32,17 @@ X = RNG.normal(size=(4 * N, N)).astype(np.float32)
 @pytest.fixture
 def compiled_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
     """`compiled_with(seconds)`: new programs share work from so many seconds on, without a disk."""
-    monkeypatch.setattr(MeshExecutable, "_key", lambda self, closed: None)
+    folder = config.cache_dir
+    config.update("cache_dir", "")
 
     def choose(seconds: float) -> None:
         monkeypatch.setattr(share_work, "LEAST_SECONDS", seconds)
-        mesh_executable._known.clear()
+        mesh_executable.programs_by_map.clear()
         spmd.clear_caches()
 
     yield choose
-    mesh_executable._known.clear()
+    config.update("cache_dir", folder)
+    mesh_executable.programs_by_map.clear()
     spmd.clear_caches()
 
 
@@ -153,8 +156,8 @@ def test_a_value_that_differs_along_one_axis_is_made_once_for_each_of_its_positi
 def runs_by_device(f: Any, *args: Any) -> list[int]:
     """How many steps each device runs in a call, counted by a twin that stamps each of them."""
     program = debug_program.compile_call(f, args, {})
-    twin, builder, records = timing._twin(program)
-    timing._run(twin, program.traced.split.leaves)
+    twin, builder, records = timing.watched_twin(program)
+    timing.run_once(twin, program.traced.split.leaves)
     count = len(builder.infos)
     return [int(r[1:].reshape(-1)[: 2 * (1 + count)].reshape(-1, 2)[1:, 1].sum()) for r in records]
 

@@ -129,7 +129,7 @@ class Copy(Generic[P]):
 
 @record
 class Meeting:
-    """Who meets in an exchange between processes: groups of positions of the mesh.
+    """The groups of an exchange between processes, as positions of the mesh.
 
     The members of a group get the `same`, or each a part of its own.
     """

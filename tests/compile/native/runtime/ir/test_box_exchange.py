@@ -68,7 +68,7 @@ def test_an_exchange_is_that_of_numpy(case, name):
     check(copies, twice, made, (tuple(order[:n]), tuple(order[n:])))
 
 
-def test_what_nobody_sends_is_zero_wherever_it_is():
+def test_rectangles_without_a_sender_are_zero():
     copies = Copies((Copy(0, 1, (0, 0), (1, 1), (2, 1)), Copy(1, 1, (1, 1), (3, 0), (1, 2))))
     inputs = [np.arange(9, dtype=dtype_of("int32")).reshape(3, 3) + 10 * k for k in range(3)]
     check(copies, inputs, (4, 3), ((2, 0, 1),))
