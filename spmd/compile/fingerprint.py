@@ -74,10 +74,9 @@ class _Writer:
         """A primitive and its parameters."""
         if not prim.is_own:
             raise NoFingerprintError(prim.name)
-        inside = prim.stands_for(avals, params)
-        if inside is not None:
+        if prim.inline is not None or prim.expand is not None:
             # The compiler sees the body of the call, and nothing of its rules.
-            params = {"jaxpr": inside}
+            params = {"jaxpr": prim.stands_for(avals, params)}
         if not params:
             return f"{prim.name} "
         return f"{prim.name} " + " ".join([f"{n}={self._value(v)}" for n, v in params.items()])

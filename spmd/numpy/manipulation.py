@@ -31,33 +31,39 @@ from spmd.sharding.array import Array, ArrayLike
 def shape(a: ArrayLike) -> tuple[int, ...]:
     """The shape of an array or number: a tuple with the size of each dim.
 
-    It does not depend on the dtype, and is known for traced arrays too.
+    It does not depend on the dtype, and is known for traced arrays too. As in NumPy, None has no
+    dims.
 
     >>> snp.shape(np.zeros((2, 3)))
     (2, 3)
     """
-    check_arraylike("shape", a)
+    return _shape_of("shape", a)
+
+
+def _shape_of(name: str, a: Any) -> tuple[int, ...]:
+    """The shape of an argument of function `name`; that of None is ()."""
+    if a is None:
+        return ()
+    check_arraylike(name, a)
     return typeof(plain(a)).shape
 
 
 def ndim(a: ArrayLike) -> int:
-    """The number of dims of an array, 0 for numbers of any dtype.
+    """The number of dims of an array, 0 for numbers of any dtype and for None.
 
     >>> snp.ndim(np.zeros((2, 3)))
     2
     """
-    check_arraylike("ndim", a)
-    return typeof(plain(a)).ndim
+    return len(_shape_of("ndim", a))
 
 
 def size(a: ArrayLike, axis: Axis = None) -> int:
-    """The number of elements of an array of any dtype, or along the dims of `axis`.
+    """The number of elements of an array of any dtype, or along the dims of `axis`; 1 for None.
 
     >>> snp.size(np.zeros((2, 3))), snp.size(np.zeros((2, 3)), 1)
     (6, 3)
     """
-    check_arraylike("size", a)
-    sizes = typeof(plain(a)).shape
+    sizes = _shape_of("size", a)
     return math.prod(sizes[d] for d in canonical_axes(axis, len(sizes), "size"))
 
 

@@ -189,3 +189,7 @@ def test_ldexp_of_any_exponent_is_the_rounded_product(dtype):
         np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
     largest = np.array([0, 2**32 - 1], np.uint32)
     np.testing.assert_array_equal(snp.ldexp(np.float32([0, 1]), largest[::-1]), [0.0, 1.0])
+
+
+def test_none_has_the_shape_of_a_number_as_in_numpy():
+    assert (snp.shape(None), snp.ndim(None), snp.size(None)) == ((), 0, 1)
