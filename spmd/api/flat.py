@@ -12,11 +12,13 @@ from spmd.base.errors import ArgumentError, GradError
 from spmd.base.source import current_source
 from spmd.base.tree import (
     TreeDef,
+    register_pytree_node,
     tree_flatten,
     tree_unflatten,
 )
 from spmd.base.util import function_name
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.ir import ClosedJaxpr, Jaxpr
 from spmd.lax.convert import convert_element_type
 from spmd.sharding.array import from_numpy
 
@@ -110,3 +112,44 @@ def partial_of(f: Callable[..., Any], argnums: tuple[int, ...], args: Sequence[A
         return f(*full, **kwargs)
 
     return rest
+
+
+class Residual:
+    """A function that holds arrays, `call(closed, *args)`: a pytree of the constants of `closed`.
+
+    A jitted function may return it, and another may take it: `vjp`, `linearize` and
+    `linear_transpose` make such functions.
+    """
+
+    def __init__(self, call: Callable[..., Any], closed: ClosedJaxpr, rest: _Rest | None = None):
+        self.call = call
+        self.closed = closed
+        self.rest = rest
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(self.closed, *args)
+
+
+class _Rest:
+    """All of a `Residual` but its arrays; equal only to itself, as its program is."""
+
+    __slots__ = ("call", "jaxpr")
+
+    def __init__(self, call: Callable[..., Any], jaxpr: Jaxpr):
+        self.call, self.jaxpr = call, jaxpr
+
+    def __repr__(self) -> str:
+        return function_name(self.call)
+
+
+def _flatten(f: Residual) -> tuple[Sequence[Any], _Rest]:
+    if f.rest is None:
+        f.rest = _Rest(f.call, f.closed.jaxpr)
+    return f.closed.consts, f.rest
+
+
+def _unflatten(rest: _Rest, consts: Sequence[Any]) -> Residual:
+    return Residual(rest.call, ClosedJaxpr(rest.jaxpr, tuple(consts)), rest)
+
+
+register_pytree_node(Residual, _flatten, _unflatten)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
-from spmd.api.flat import FlatFunction, as_array
+from spmd.api.flat import FlatFunction, Residual, as_array
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, GradError, PytreeError, ShapeError
 from spmd.base.source import current_source
@@ -17,7 +17,8 @@ from spmd.core.argument_names import (
     check_arrays,
     leaf_names,
 )
-from spmd.core.aval import typeof
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_flat
 from spmd.core.linearize import linearize_flat
 from spmd.core.primitive import Zero
@@ -72,7 +73,8 @@ def jvp(
     names = leaf_names(fun, primals)
     check_arrays(f"jvp({function_name(fun)})", names, flat)
     pushed = [
-        _check_tangent(fun, n, x, t) for n, x, t in zip(names, flat, flat_tangents, strict=True)
+        _check_tangent(fun, n, typeof(x), t)
+        for n, x, t in zip(names, flat, flat_tangents, strict=True)
     ]
     flat_f = FlatFunction(fun, in_tree, has_aux)
     outs, out_tangents = jvp_flat(flat_f, flat, pushed)
@@ -82,13 +84,13 @@ def jvp(
     return (value, tangent, flat_f.aux(outs)) if has_aux else (value, tangent)
 
 
-def _check_tangent(fun: Any, name: str, x: Any, t: Any) -> Any:
-    want, got = typeof(x).tangent(), typeof(t)
+def _check_tangent(fun: Any, name: str, aval: ShapedArray, t: Any) -> Any:
+    want, got = aval.tangent(), typeof(t)
     if want.dtype == dtypes.float0:
         if got.dtype != dtypes.float0:
             raise GradError(
                 f"{current_source()}: jvp({function_name(fun)}): {name} has dtype "
-                f"{typeof(x).dtype}, so its tangent must have dtype float0, got {got}"
+                f"{aval.dtype}, so its tangent must have dtype float0, got {got}"
             )
         return Zero(want)
     if want.shape != got.shape or (want.dtype != got.dtype and not got.weak_type):
@@ -117,7 +119,8 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     The result is the pair (value, pushforward); with `has_aux=True`, `fun` returns (value, aux) and
     the result is (value, pushforward, aux). `pushforward` takes one tangent for each of `primals`,
     of its shape and dtype. It holds what `fun` computed, so each call of it does the linear work
-    only. It raises `PytreeError` or `ShapeError` for tangents that do not match.
+    only; it is a pytree of that, which jitted functions may return and take. It raises
+    `PytreeError` or `ShapeError` for tangents that do not match.
 
     >>> y, f_jvp = spmd.linearize(lambda x: x * x, 3.0)
     >>> f_jvp(1.0), f_jvp(10.0)
@@ -133,21 +136,22 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     outs, linear, out_nonzero = linearize_flat(flat_f, flat, nonzero)
     outs = [as_array(x) for x in outs]
 
-    def pushforward(*tangents: Any) -> Any:
+    avals, out_avals = [typeof(x) for x in flat], [typeof(x).tangent() for x in outs]
+
+    def push(linear: ClosedJaxpr, *tangents: Any) -> Any:
         given, tree = tree_flatten((tangents, {}))
         if tree != in_tree:
             raise PytreeError(
                 f"{current_source()}: the linearized {function_name(fun)} takes tangents of "
                 f"structure {in_tree}, got {tree}"
             )
-        moved = [_check_tangent(fun, n, x, t) for n, x, t in zip(names, flat, given, strict=True)]
+        moved = [_check_tangent(fun, n, a, t) for n, a, t in zip(names, avals, given, strict=True)]
         found = iter(eval_closed(linear, *[t for t, nz in zip(moved, nonzero, strict=True) if nz]))
-        avals = [typeof(x).tangent() for x in outs]
         full = [
             next(found) if nz else instantiate(Zero(a))
-            for nz, a in zip(out_nonzero, avals, strict=True)
+            for nz, a in zip(out_nonzero, out_avals, strict=True)
         ]
         return flat_f.value([as_array(t) for t in full])
 
-    value = flat_f.value(outs)
+    value, pushforward = flat_f.value(outs), Residual(push, linear)
     return (value, pushforward, flat_f.aux(outs)) if has_aux else (value, pushforward)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from spmd.api.flat import FlatFunction, as_array, partial_of
+from spmd.api.flat import FlatFunction, Residual, as_array, partial_of
 from spmd.base.config import config
 from spmd.base.dtypes import canonical
 from spmd.base.errors import PytreeError
@@ -29,6 +29,7 @@ from spmd.core.argument_names import (
 )
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.axis import AxisFrame, extend_axes
+from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Linear
 from spmd.core.stage import trace_to_jaxpr
@@ -153,7 +154,8 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., An
 
     `primals` give shapes and dtypes only (arrays, or anything with `.shape` and `.dtype`). The
     transpose takes a cotangent of the structure and shapes of the output, and returns the tuple of
-    cotangents of the arguments. It raises `PytreeError` if the structure is another one.
+    cotangents of the arguments. It is a pytree of the arrays that `fun` closes over, which jitted
+    functions may return and take. It raises `PytreeError` if the structure is another one.
 
     >>> spmd.linear_transpose(lambda x: 2 * x, 1.0)(3.0)
     (Array(6., dtype=float32, weak_type=True),)
@@ -163,7 +165,7 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., An
     flat_f = FlatFunction(fun, in_tree)
     closed = trace_to_jaxpr(flat_f, avals, debug_info(fun, primals))
 
-    def transposed(ct: Any) -> Any:
+    def transposed(closed: ClosedJaxpr, ct: Any) -> Any:
         cts, got = tree_flatten(ct)
         if got != flat_f.out_tree:
             raise PytreeError(
@@ -174,7 +176,7 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., An
         args, _ = tree_unflatten(in_tree, [as_array(instantiate(x)) for x in found])
         return args
 
-    return transposed
+    return Residual(transposed, closed)
 
 
 def disable_jit(disable: bool = True) -> AbstractContextManager[None]:

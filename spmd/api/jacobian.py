@@ -10,7 +10,7 @@ import numpy as np
 
 from spmd.api.flat import normal_argnums, partial_of
 from spmd.api.forward import jvp
-from spmd.api.reverse import check_differentiable, check_field, vjp_flat
+from spmd.api.reverse import check_differentiable, check_field, pull_flat, vjp_flat
 from spmd.api.vectorize import vmap
 from spmd.base import dtypes
 from spmd.base.errors import GradError
@@ -159,7 +159,7 @@ def jacrev(
         outs, flat_f, pullback = vjp_flat(partial_of(fun, nums, args, kwargs), some, has_aux)
         leaves = outs[: flat_f.num_out]
         _check_outputs(fun, leaves, holomorphic)
-        rows = vmap(lambda *cts: pullback.flat(cts))(*_basis(leaves))
+        rows = vmap(lambda *cts: pull_flat(pullback, cts))(*_basis(leaves))
 
         # rows[k] stacks, for argument leaf k, one row for each element of the outputs.
         cut = [_cut_rows(row, leaves, 0) for row in rows]

@@ -9,14 +9,20 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 import numpy as np
 
 from spmd.api.compiled import jit
-from spmd.api.flat import FlatFunction, as_array, as_primal_type, normal_argnums, partial_of
+from spmd.api.flat import (
+    FlatFunction,
+    Residual,
+    as_array,
+    as_primal_type,
+    normal_argnums,
+    partial_of,
+)
 from spmd.api.summed import warn_of_summed_loss
 from spmd.base import dtypes
 from spmd.base.context import state
 from spmd.base.errors import ArgumentError, GradError, PytreeError, ShapeError
 from spmd.base.source import current_source
 from spmd.base.tree import (
-    register_pytree_node,
     tree_flatten,
     tree_leaves,
     tree_structure,
@@ -40,36 +46,31 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Pullback:
-    """The function `vjp` returns: cotangents of the outputs to cotangents of the inputs.
+class _Pull:
+    """The work of a pullback: cotangents of outputs to cotangents of inputs, by a linear jaxpr."""
 
-    It is a pytree of its residuals, so a jitted function may return it, and another may take it.
-    """
-
-    def __init__(self, flat_f: FlatFunction, linear: ClosedJaxpr, avals: Any, nonzero: Any):
+    def __init__(self, flat_f: FlatFunction, avals: Any, nonzero: Any):
+        self.__name__ = function_name(flat_f.f)
         self.flat_f = flat_f
-        self.linear = linear
-        self.avals, self.nonzero = avals, nonzero
-        self.structure: _Structure | None = None
         self.in_avals, self.out_avals = avals
         self.in_nonzero, self.out_nonzero = nonzero
 
-    def flat(self, cts: Sequence[Any]) -> list[Any]:
+    def flat(self, linear: ClosedJaxpr, cts: Sequence[Any]) -> list[Any]:
         """Cotangents of the flat inputs, from cotangents of the flat outputs."""
         given = [ct for ct, nz in zip(cts, self.out_nonzero, strict=False) if nz]
-        given += [Zero(a) for a in self.linear.out_avals[len(given) :]]
-        operands = [Linear(a) for a in self.linear.in_avals]
-        found = iter(backward_pass(self.linear.jaxpr, self.linear.consts, operands, given))
+        given += [Zero(a) for a in linear.out_avals[len(given) :]]
+        operands = [Linear(a) for a in linear.in_avals]
+        found = iter(backward_pass(linear.jaxpr, linear.consts, operands, given))
         return [
             as_primal_type(instantiate(next(found) if nz else Zero(a.tangent())), a)
             for a, nz in zip(self.in_avals, self.in_nonzero, strict=True)
         ]
 
-    def __call__(self, ct: Any) -> Any:
+    def __call__(self, linear: ClosedJaxpr, ct: Any) -> Any:
         tree = self.flat_f.out_tree
         assert tree is not None
         cts, got = tree_flatten(ct)
-        name = function_name(self.flat_f.f)
+        name = self.__name__
         if got != tree:
             raise PytreeError(
                 f"{current_source()}: vjp({name}): the cotangent must have the structure of the "
@@ -85,37 +86,13 @@ class _Pullback:
                     f"{want.dtype}{list(want.shape)} like the output, "
                     f"got {have.dtype}{list(have.shape)}"
                 )
-        args, _ = tree_unflatten(self.flat_f.in_tree, [as_array(x) for x in self.flat(cts)])
+        args, _ = tree_unflatten(self.flat_f.in_tree, [as_array(x) for x in self.flat(linear, cts)])
         return args
 
 
-class _Structure:
-    """All of a pullback but its residuals; equal only to itself, as its program is."""
-
-    __slots__ = ("avals", "flat_f", "jaxpr", "nonzero")
-
-    def __init__(self, p: _Pullback):
-        self.flat_f, self.jaxpr = p.flat_f, p.linear.jaxpr
-        self.avals, self.nonzero = p.avals, p.nonzero
-
-    def __repr__(self) -> str:
-        return function_name(self.flat_f.f)
-
-
-def _flatten_pullback(p: _Pullback) -> tuple[Sequence[Any], _Structure]:
-    if p.structure is None:
-        p.structure = _Structure(p)
-    return p.linear.consts, p.structure
-
-
-def _unflatten_pullback(parts: _Structure, residuals: Sequence[Any]) -> _Pullback:
-    linear = ClosedJaxpr(parts.jaxpr, tuple(residuals))
-    p = _Pullback(parts.flat_f, linear, parts.avals, parts.nonzero)
-    p.structure = parts
-    return p
-
-
-register_pytree_node(_Pullback, _flatten_pullback, _unflatten_pullback)
+def pull_flat(pullback: Residual, cts: Sequence[Any]) -> list[Any]:
+    """Cotangents of the flat inputs of a function, from those of its flat outputs."""
+    return pullback.call.flat(pullback.closed, cts)  # type: ignore[attr-defined]
 
 
 @overload
@@ -177,7 +154,7 @@ def fwd_and_bwd(
 
         return vjp(chosen, *(args[n] for n in at), has_aux=has_aux)
 
-    def bwd(pullback: _Pullback, ct: Any) -> Any:
+    def bwd(pullback: Residual, ct: Any) -> Any:
         found = pullback(ct)
         return found[0] if isinstance(argnums, int) else found
 
@@ -187,7 +164,7 @@ def fwd_and_bwd(
 
 def vjp_flat(
     fun: Callable[..., Any], primals: Sequence[Any], has_aux: bool
-) -> tuple[list[Any], FlatFunction, _Pullback]:
+) -> tuple[list[Any], FlatFunction, Residual]:
     flat, in_tree = tree_flatten((tuple(primals), {}))
     if not all(map(is_arraylike, flat)):
         check_arrays(f"vjp({function_name(fun)})", leaf_names(fun, primals), flat)
@@ -198,7 +175,7 @@ def vjp_flat(
     outs, linear, out_nonzero = linearize_flat(flat_f, flat, nonzero)
     outs = [as_array(x) for x in outs]
     avals = ([typeof(x) for x in flat], [typeof(x) for x in outs[: flat_f.num_out]])
-    return outs, flat_f, _Pullback(flat_f, linear, avals, (nonzero, out_nonzero))
+    return outs, flat_f, Residual(_Pull(flat_f, avals, (nonzero, out_nonzero)), linear)
 
 
 def grad(
@@ -263,10 +240,10 @@ def value_and_grad(
         outs, flat_f, pullback = vjp_flat(partial_of(fun, nums, args, kwargs), some, has_aux)
         _check_scalar(fun, flat_f, outs, holomorphic)
         if state.axes:
-            warn_of_summed_loss(function_name(fun), pullback.linear)
+            warn_of_summed_loss(function_name(fun), pullback.closed)
         aval = typeof(outs[0]).update(vma=())
         one = from_numpy(np.ones((), aval.dtype), aval, copy=False)
-        found, _ = tree_unflatten(flat_f.in_tree, [as_array(x) for x in pullback.flat([one])])
+        found, _ = tree_unflatten(flat_f.in_tree, [as_array(x) for x in pull_flat(pullback, [one])])
         gradient = found[0] if isinstance(argnums, int) else tuple(found)
         value = flat_f.value(outs)
         return ((value, flat_f.aux(outs)) if has_aux else value), gradient

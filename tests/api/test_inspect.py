@@ -81,4 +81,6 @@ def test_device_get_gives_numpy_arrays_of_a_tree():
     tree = {"a": snp.ones(3), "b": (snp.zeros(()), 2.0)}
     assert spmd.block_until_ready(tree) is tree
     host = spmd.device_get(tree)
-    assert all(isinstance(x, np.ndarray) for x in spmd.tree.leaves(host))
+    *arrays, number = spmd.tree.leaves(host)
+    assert all(isinstance(x, np.ndarray) for x in arrays) and len(arrays) == 2
+    assert type(number) is float  # as in JAX: a number is on no device

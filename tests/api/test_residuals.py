@@ -49,3 +49,30 @@ def test_the_shapes_are_those_of_jax(wrap, capsys):
     want = sorted(line.partition(" ")[0] for line in capsys.readouterr().out.splitlines())
     found = lines(capsys, wrap(lambda p, x: snp.sin(x @ p["w"]).sum()), P, X)
     assert [line.partition(" ")[0] for line in found] == want
+
+
+# ---- functions that hold residuals ---------------------------------------------------------------
+
+
+def test_jitted_functions_return_and_take_what_linearize_returns():
+    x = np.linspace(0.0, 2.0, 3, dtype=np.float32)
+
+    def f(x):
+        return snp.sin(x) * x
+
+    push = spmd.jit(lambda x: spmd.linearize(f, x)[1])(x)
+    want = np.cos(x) * x + np.sin(x)
+    np.testing.assert_allclose(push(np.ones_like(x)), want, rtol=1e-6)
+    np.testing.assert_allclose(spmd.jit(lambda p, t: p(t))(push, np.ones_like(x)), want, rtol=1e-6)
+    np.testing.assert_allclose(spmd.vmap(push)(np.eye(3, dtype=np.float32)), np.diag(want), 1e-6)
+    zeroed = spmd.tree.map(lambda leaf: 0 * leaf, push)
+    np.testing.assert_array_equal(zeroed(np.ones_like(x)), np.zeros_like(x))
+
+
+def test_jitted_functions_return_and_take_a_transpose():
+    a = np.arange(3, dtype=np.float32)
+    transpose = spmd.jit(lambda a: spmd.linear_transpose(lambda x: a * x, a))(a)
+    (found,) = transpose(np.ones_like(a))
+    np.testing.assert_array_equal(found, a)
+    (leaf,) = spmd.tree.leaves(transpose)
+    np.testing.assert_array_equal(leaf, a)
