@@ -279,7 +279,7 @@ class _Ours:
         (lambda: lax.scan(lambda c, x: (c, x), 0.0), ArgumentError, "give length="),
         (lambda: lax.scan(lambda c, x: c, 0.0, V), PytreeError, r"pair \(carry, y\)"),
         (lambda: lax.scan(lambda c, x: ((c, c), x), 0.0, V), PytreeError, "structure"),
-        (lambda: lax.scan(lambda c, x: (c, x), 0.0, V, unroll=0), ArgumentError, "positive"),
+        (lambda: lax.scan(lambda c, x: (c, x), 0.0, V, unroll=-1), ArgumentError, "negative"),
         (
             lambda: lax.scan(lambda c, x: ({"h": A}, x), {"h": V}, V),
             ShapeError,

@@ -10,7 +10,7 @@ import pytest
 import spmd
 from spmd import lax
 from spmd.base import dtypes
-from tests.collectives.table import CASES
+from tests.collectives.table import CASES, OURS
 from tests.lax import (
     records,
     records_fft,
@@ -93,6 +93,7 @@ ELSEWHERE = {
     "io_callback": "has side effects that are counted: tests/lax/test_callback.py",
     "shard_map": "is for meshes: tests/sharding/test_shard_map.py",
     "pvary": "is put in by shard_map: tests/sharding/test_shard_map.py",
+    "unvary": "is put in around untyped maps: tests/partition/test_untyped_maps.py",
     "pcast": "is for meshes: tests/sharding/test_unreduced.py",
     "sharding_constraint": "is for meshes: tests/partition/test_plans.py",
     "custom_partitioning": "is for meshes: tests/partition/test_custom_partitioning.py",
@@ -102,7 +103,8 @@ ELSEWHERE = {
     "axis_index": "is for devices: tests/collectives/table.py",
 }
 COLLECTIVES = {
-    "all_gather": "all_gather", "all_to_all": "all_to_all", "pmax": "pmax", "pmin": "pmin",
+    "all_gather": "all_gather", "all_to_all": "all_to_all", "exchange": "exchange", "pmax": "pmax",
+    "pmin": "pmin",
     "ppermute": "ppermute", "psum": "psum", "reduce_scatter": "psum_scatter",
 }  # fmt: skip
 
@@ -130,4 +132,4 @@ def test_every_primitive_has_a_record(run_python):
 
 @pytest.mark.parametrize("primitive", COLLECTIVES)
 def test_every_collective_has_a_case(primitive):
-    assert any(COLLECTIVES[primitive] in str(case) for case in CASES)
+    assert any(COLLECTIVES[primitive] in str(case) for case in (*CASES, *OURS))
