@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 import spmd
 import spmd.numpy as snp
-from spmd import lax, nn
+from spmd import debug, lax, nn
 
 
 def auto_mesh(sizes: Sequence[int], names: Sequence[str]) -> spmd.Mesh:
@@ -206,3 +207,11 @@ def draw_spec(rng: np.random.Generator, shape: Sequence[int], axes: dict[str, in
                 free.remove(axis)
         entries.append(tuple(chosen) if len(chosen) > 1 else chosen[0] if chosen else None)
     return spmd.P(*entries)
+
+
+def kinds(f: Callable[..., Any], *args: Any) -> Counter[str]:
+    """How often a call makes each kind of collective."""
+    found: Counter[str] = Counter()
+    for c in debug.collectives(f)(*args):
+        found[c.kind] += c.times
+    return found

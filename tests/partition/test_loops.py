@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import spmd
 import spmd.numpy as snp
 from spmd import NamedSharding, P, debug, lax
 from spmd.sharding import AxisType
-from tests.partition.programs import auto_mesh
+from tests.partition.programs import auto_mesh, kinds
 
 A = np.random.default_rng(0).standard_normal((48, 16)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((16, 16)).astype(np.float32) / 4
@@ -23,13 +22,6 @@ def put(x: np.ndarray, count: int, *spec: Any) -> spmd.Array:
     devices = spmd.devices()[:count]
     mesh = spmd.make_mesh((count,), ("x",), AxisType.Auto, devices=devices)
     return spmd.device_put(x, NamedSharding(mesh, P(*spec)))
-
-
-def kinds(f: Callable[..., Any], *args: Any) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for c in debug.collectives(f)(*args):
-        found[c.kind] += c.times
-    return found
 
 
 def same(found: Any, expected: Any) -> None:

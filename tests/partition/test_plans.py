@@ -12,7 +12,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import NamedSharding, P, lax, nn
-from tests.partition.programs import auto_mesh
+from tests.partition.programs import auto_mesh, kinds
 
 LAYERS, WIDTH, HEADS, HIDDEN, TOKENS, BATCH, TIME = 2, 32, 4, 64, 48, 8, 12
 Params = dict[str, Any]
@@ -20,14 +20,6 @@ Params = dict[str, Any]
 
 def put(x: Any, mesh: spmd.Mesh, *spec: Any) -> Any:
     return spmd.device_put(x, NamedSharding(mesh, P(*spec)))
-
-
-def kinds(f: Callable[..., Any], *args: Any) -> Counter[str]:
-    """How many collectives of each kind a call runs."""
-    found: Counter[str] = Counter()
-    for c in spmd.debug.collectives(f)(*args):
-        found[c.kind] += c.times
-    return found
 
 
 # ---- single operations -------------------------------------------------------------------------

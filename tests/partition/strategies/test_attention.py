@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ import spmd.numpy as snp
 from spmd import NamedSharding, P, debug, lax, nn
 from spmd.partition.strategies import attention as strategies
 from spmd.sharding import AxisType
-from tests.partition.programs import auto_mesh
+from tests.partition.programs import auto_mesh, kinds
 
 RNG = np.random.default_rng(0)
 
@@ -33,13 +32,6 @@ def put(x: np.ndarray, count: int, *spec: Any) -> spmd.Array:
 
 def slopes(f: Callable[..., Any]) -> Callable[..., Any]:
     return spmd.grad(lambda *args: (f(*args) ** 2).sum(), (0, 1, 2))
-
-
-def kinds(f: Callable[..., Any], *args: Any) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for c in debug.collectives(f)(*args):
-        found[c.kind] += c.times
-    return found
 
 
 def same(found: Any, expected: Any) -> None:
