@@ -347,8 +347,8 @@ def test_signals_reach_the_program(start):
         """
         # Not print: the signal may come while the one below is still in its buffer's lock.
         signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"asked to save\\n"))
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)  # in here: SIGINT may follow before the next line runs
             for _ in range(600):
                 time.sleep(0.1)
         except KeyboardInterrupt:
