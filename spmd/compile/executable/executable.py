@@ -147,7 +147,7 @@ class Executable:
 
     def _assemble(self, callees: CalleeCompiler | None = None) -> NativeProgram:
         takes = self.takes if self.knows_donated else None
-        return build.assemble(self.schedule, self.plan, self.count, takes, callees).native
+        return build.assemble(self.schedule, self.plan, self.count, takes, callees)
 
     def _compile(self, key: str | None) -> None:
         warm_up_runtime()

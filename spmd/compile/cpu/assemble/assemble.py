@@ -7,9 +7,7 @@ gets its addresses and slots, and the runner checks and encodes the whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
-from spmd.base.record import record
 from spmd.compile.cpu.assemble import kernel_batches
 from spmd.compile.cpu.assemble.compile_callees import (
     Callee,
@@ -29,48 +27,22 @@ from spmd.compile.cpu.sort.value_steps import shares_rows, values_steps
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
 from spmd.compile.lower.steps import (
-    Buffer,
     Compiled,
     Contract,
-    Copy,
-    Exchange,
-    Host,
     Launch,
-    Loop,
     Multiply,
     Pack,
-    Parallel,
-    Ref,
     Schedule,
     Sort,
     SortRows,
     Step,
     blocks,
 )
-from spmd.compile.native.program.steps import (
-    LANE,
-    KernelStep,
-    Program,
-    Slot,
-    with_blocks,
-    with_places,
-)
+from spmd.compile.native.program.builder import ProgramBuilder
+from spmd.compile.native.program.steps import KernelStep
 from spmd.compile.native.program.steps import Step as NativeStep
 from spmd.compile.native.runtime.run import NativeProgram, build_program
 from spmd.compile.schedule.memory_plan import Plan
-
-
-@record
-class Assembled:
-    """A native program, and how many bases of each kind its frames have, in this order.
-
-    Behind the outputs come the arenas of other devices, before the constants.
-    """
-
-    native: NativeProgram
-    inputs: int
-    outputs: int
-    consts: int
 
 
 def assemble(
@@ -79,17 +51,13 @@ def assemble(
     devices: int = 1,
     takes: Mapping[int, int] | None = None,
     callees: CalleeCompiler | None = None,
-) -> Assembled:
+) -> NativeProgram:
     """Turn a schedule with planned memory into a program that is ready to run.
 
-    Frames hold the arena, then inputs, outputs, the arenas in which values lie that devices share,
-    and constants. `takes` says which outputs may be
-    written over which inputs; where it is not known yet, every step keeps its place. `callees` may
-    have compiled some of the code of the steps.
+    `takes` says which outputs may be written over which inputs; where it is not known yet, every
+    step keeps its place. `callees` may have compiled some of the code of the steps.
     """
-    program = Builder(schedule, plan, takes, callees).program(devices)
-    counts = (len(schedule.inputs), len(schedule.outputs), len(schedule.consts))
-    return Assembled(build_program(program), *counts)
+    return build_program(Builder(schedule, plan, takes, callees).program(devices))
 
 
 def _called(steps: Sequence[Step], loops: dict[int, LoopCode]) -> Iterator[Callee]:
@@ -105,8 +73,8 @@ def _called(steps: Sequence[Step], loops: dict[int, LoopCode]) -> Iterator[Calle
                 yield from _called(block, loops)
 
 
-class Builder:
-    """Turns steps over buffers into steps over slots."""
+class Builder(ProgramBuilder):
+    """Builds a program for the CPU: kernels are calls of machine code, small loops too."""
 
     compiles_loops = True
 
@@ -117,21 +85,14 @@ class Builder:
         takes: Mapping[int, int] | None = None,
         callees: CalleeCompiler | None = None,
     ):
-        self.schedule = schedule
-        self.plan = plan
-        first_output = 1 + len(schedule.inputs)
+        super().__init__(schedule, plan)
+        # Of bases, those of the same memory; None where that is not known yet.
         self.aliases = None
         if takes is not None:
+            first_output = 1 + len(schedule.inputs)
             self.aliases = {first_output + k: 1 + taken for k, taken in takes.items()}
-        consts = [buffer for buffer, _ in schedule.consts]
-        shared, behind = plan.shared_homes(), first_output + len(schedule.outputs)
-        self.shared = {homes: k for k, homes in enumerate(shared, behind)}
-        self.named = (*schedule.inputs, *schedule.outputs, *shared, *consts)
-        self.bases = {x: k for k, x in enumerate(self.named, 1) if isinstance(x, Buffer)}
-        if self.aliases is not None:
             # Values of its own and shared ones lie in a home's arena.
             self.aliases |= dict.fromkeys(self.shared.values(), 0)
-        self.places: dict[Buffer, tuple[int, int, int]] = {}
         # Small loops as functions, by the id of their step.
         self.loops: dict[int, LoopCode] = {}
         if self.compiles_loops and any(blocks(step) for step in schedule.steps):
@@ -149,55 +110,16 @@ class Builder:
             callees.batch.add(loop.text, optimize=True)
         return callees.batch.finish()
 
-    def program(self, devices: int) -> Program:
-        """The whole, for a number of virtual devices."""
-        steps = tuple(self.steps(self.schedule.steps))
-        arena = self.plan.arena
-        sizes = [x.nbytes if isinstance(x, Buffer) else arena for x in self.named]
-        return Program((arena, *sizes), steps, devices)
-
-    def slot(self, ref: Ref) -> Slot:
-        found = self.places.get(ref.buffer)
-        if found is None:
-            found = self.places[ref.buffer] = self.place(ref.buffer)
-        base, offset, lane = found
-        strides = (*ref.strides, (LANE, lane)) if lane else ref.strides
-        return Slot(base, offset + ref.offset, strides)
-
-    def place(self, buffer: Buffer) -> tuple[int, int, int]:
-        """Of a buffer, the base in which it lies, where, and the distance between its lanes."""
-        base = self.bases.get(buffer)
-        if base is not None:
-            return base, 0, 0
-        output = self.plan.aliased_into.get(buffer)
-        if output is not None:
-            base = self.bases[output]
-        else:
-            base = 0 if buffer.homes is None else self.shared[buffer.homes]
-        return base, self.plan.offsets[buffer], self.plan.lane_stride(buffer)
-
     def steps(self, steps: Sequence[Step]) -> list[NativeStep]:
-        made = [(step, self.step(step)) for step in steps]
         if self.aliases is None:
-            return [one for _, native in made for one in native]
-        return kernel_batches.join(made, self.aliases)
+            return super().steps(steps)
+        return kernel_batches.join([(step, self.step(step)) for step in steps], self.aliases)
 
     def step(self, step: Step) -> Sequence[NativeStep]:
         loop = self.loops.get(id(step))
         if loop is not None:
             return (loop.step(self.addresses[loop.symbol], self.words),)
-        if isinstance(step, Compiled):
-            return self.calls(step)
-        match step:
-            case Parallel():
-                return (self.parallel(step),)
-            case Exchange() if not step.rows * step.count:
-                return ()
-            case Host():
-                step = replace(step, name=f"{step.name} {step.source}")
-        placed = with_places(with_blocks(step, self.steps), self.slot)
-        is_moved = isinstance(placed, Copy) and placed.target == placed.source
-        return () if is_moved else (placed,)
+        return super().step(step)
 
     def calls(self, step: Compiled) -> tuple[KernelStep, ...]:
         """The calls of the machine code that was compiled for a step."""
@@ -237,11 +159,3 @@ class Builder:
             words = matmul_plan.product_words(planning(product), self.addresses)
             found = self.given[product] = words
         return found
-
-    def parallel(self, step: Parallel[Step]) -> NativeStep:
-        body: tuple[NativeStep, ...] = tuple(self.steps(step.body))
-        if step.number in self.plan.lanes.chosen:
-            return Parallel(step.trips, body, step.number, self.plan.lanes.count)
-        for trips in reversed(step.trips):
-            body = (Loop(trips, body),)
-        return body[0]
