@@ -22,6 +22,7 @@ stateful = Deferred("spmd.compile.dispatch.stateful")
 
 # Modules that make programs: imported by the first program that is not on the disk.
 build = Deferred("spmd.compile.executable.build")
+cpu_assemble = Deferred("spmd.compile.cpu.assemble.assemble")
 encode = Deferred("spmd.compile.native.program.encode")
 partition = Deferred("spmd.partition.write")
 unasked = Deferred("spmd.partition.unasked")

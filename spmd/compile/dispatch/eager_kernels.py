@@ -29,7 +29,8 @@ from spmd.compile.cpu.assemble.generic_kernels_ir import (
 )
 from spmd.compile.cpu.codegen.kernel import render
 from spmd.compile.cpu.matmul.plan import plan_product, product_step
-from spmd.compile.executable.executable import Executable, constant
+from spmd.compile.executable.backend import constant
+from spmd.compile.executable.executable import Executable
 from spmd.compile.expressions.scalar_ops import ENTRIES, can_lower, storage_dtype
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.matmul import store_epilogue

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spmd.base.config import config
-from spmd.compile.cpu.assemble.assemble import assemble
-from spmd.compile.cpu.assemble.compile_callees import CalleeCompiler
-from spmd.compile.cpu.matmul.plan import prefers_packed
+from spmd.compile.executable.backend import Backend
 from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     callback,
     collective,
@@ -41,8 +39,6 @@ from spmd.compile.schedule.share_work import share_work
 from spmd.core.ir import ClosedJaxpr
 
 __all__ = [
-    "CalleeCompiler",
-    "assemble",
     "frames_of",
     "make_schedule",
     "plan_program",
@@ -53,8 +49,9 @@ __all__ = [
 
 def make_schedule(
     closed: ClosedJaxpr,
+    backend: Backend,
     topology: Topology | None = None,
-    callees: CalleeCompiler | None = None,
+    callees: Any = None,
     varies: Sequence[Sequence[Any]] | None = None,
 ) -> Schedule:
     """The steps of an optimised jaxpr; `topology` is the mesh of a per-device one.
@@ -67,7 +64,7 @@ def make_schedule(
         # Before anything looks at this machine: all ranks must come to the same order.
         least_seconds = 0.0 if config.overlap == "always" else LEAST_OVERLAP_SECONDS
         steps = overlap_exchanges(steps, least_seconds)
-    steps = prepack(steps, prefers_packed)
+    steps = prepack(steps, backend.assembler.prefers_packed)
     if topology is not None and varies is not None:
         steps = share_work(steps, topology, varies)
     return steps

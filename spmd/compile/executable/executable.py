@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.base.device import default_device
+from spmd.base.device import Device, default_device
 from spmd.base.errors import DeviceError
 from spmd.base.source import current_source
 from spmd.compile.executable.async_operands import (
     Operands,
     belongs_in_queue,
-    deleted,
     pending,
     same_memory,
     take_queued,
 )
+from spmd.compile.executable.backend import CPU, Backend, constant
 from spmd.compile.fingerprint import fingerprint
 from spmd.compile.lazy import build, pipeline
 from spmd.compile.native.llvm.compiler import available_cores
@@ -51,7 +51,6 @@ from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import SingleDeviceSharding
 
 if TYPE_CHECKING:
-    from spmd.compile.cpu.assemble.compile_callees import CalleeCompiler
     from spmd.compile.lower.steps import Schedule
     from spmd.compile.schedule.memory_plan import Plan
 
@@ -70,19 +69,24 @@ class Executable:
 
     is_map = False
     count = 1  # devices
+    devices: Sequence[Device | None] = (None,)  # None is the default device
     # The place of each device's results; None is the place of a call's operands.
     places: Sequence[SingleDeviceSharding | None] = (None,)
     # Whether all calls donate the same arguments, `donated`.
     knows_donated = True
     # What users call the arguments.
     names: Sequence[str] = ()
+    # The platform of its devices.
+    backend: Backend = CPU
 
     def __init__(
         self,
         closed: ClosedJaxpr,
         optimise: Callable[[ClosedJaxpr], ClosedJaxpr],
         donated: Sequence[bool] = (),
+        backend: Backend = CPU,
     ):
+        self.backend = backend
         self.names = closed.jaxpr.arg_names
         self.in_avals = tuple(closed.in_avals)
         self.out_avals = tuple([a.update(vma=NO_AXES) if a.vma else a for a in closed.out_avals])
@@ -102,7 +106,11 @@ class Executable:
         """Note the facts for every call, when the native program and the constants are there."""
         self.native.name = name
         # Of each device.
-        self.const_pointers = [[pointer(c[d]) for c in self._consts] for d in range(self.count)]
+        address, extras = self.backend.address, self.backend.extras
+        self.const_pointers = [
+            [*[address(c[d]) for c in self._consts], *extras(self.native, device)]
+            for d, device in enumerate(self.devices)
+        ]
         self.outputs = [a for a, r in zip(self.out_avals, self.results, strict=True) if r is None]
         pairs = zip(self.outputs, self.frames.outputs, strict=True)
         self.result_bytes = sum(a.nbytes * len(set(homes)) for a, homes in pairs)
@@ -125,8 +133,8 @@ class Executable:
         """The steps of the program over buffers."""
         return self._make_schedule(self._traced_jaxpr(), None)
 
-    def _make_schedule(self, closed: ClosedJaxpr, callees: CalleeCompiler | None) -> Schedule:
-        return build.make_schedule(self._optimise(closed), callees=callees)
+    def _make_schedule(self, closed: ClosedJaxpr, callees: Any) -> Schedule:
+        return build.make_schedule(self._optimise(closed), self.backend, callees=callees)
 
     def _traced_jaxpr(self) -> ClosedJaxpr:
         closed = self._closed()
@@ -145,14 +153,15 @@ class Executable:
         """For outputs that may be written over a donated input: which one."""
         return build.takes(self.schedule, self.plan, donated) if any(donated) else {}
 
-    def _assemble(self, callees: CalleeCompiler | None = None) -> NativeProgram:
+    def _assemble(self, callees: Any = None) -> NativeProgram:
         takes = self.takes if self.knows_donated else None
-        return build.assemble(self.schedule, self.plan, self.count, takes, callees)
+        assemble = self.backend.assembler.assemble
+        return assemble(self.schedule, self.plan, self.count, takes, callees)
 
     def _compile(self, key: str | None) -> None:
         warm_up_runtime()
         closed = self._traced_jaxpr()
-        with build.CalleeCompiler() as callees:
+        with self.backend.assembler.CalleeCompiler() as callees:
             schedule = self.schedule = self._make_schedule(closed, callees)
             self.takes = self.takes_of(self.donated)
             self.native = self._assemble(callees)
@@ -235,14 +244,16 @@ class Executable:
     def _run(
         self, operands: Sequence[Sequence[Any]], takes: Mapping[int, int]
     ) -> list[list[Array]]:
-        pairs = zip(operands, self.in_avals, strict=True)
-        readable = [[_readable(x, aval) for x in each] for each, aval in pairs]
-        arenas = [alloc(nbytes) for nbytes in self.frames.arenas]
-        given = [[x[d] for x in readable] for d in range(self.count)]
+        backend, devices = self.backend, self.devices
+        address, typed = backend.address, [*zip(operands, self.in_avals, strict=True)]
+        given = [
+            [backend.operand(x[d], a, device) for x, a in typed] for d, device in enumerate(devices)
+        ]
+        arenas = [backend.alloc(*pair) for pair in zip(self.frames.arenas, devices, strict=True)]
         blocks = self._blocks(given, takes, take)
         words: list[int] = []
         for d in range(self.count):
-            words += [arenas[d].address, *map(pointer, given[d]), *self._others(d, blocks, arenas)]
+            words += [arenas[d].address, *map(address, given[d]), *self._others(d, blocks, arenas)]
         frames = bytearray(self.pack_frames(*words) + self._report)
         self.native.run_address(np.frombuffer(frames, np.int64).__array_interface__["data"][0])
         return self._results(operands, blocks, None)
@@ -286,7 +297,9 @@ class Executable:
                     x = takes[k]
                     also = [operands[e][x] for e, home in enumerate(homes) if home == d != e]
                     block = taken(x, given, also)
-                mine.append(alloc(aval.nbytes) if block is None else block)
+                if block is None:
+                    block = self.backend.alloc(aval.nbytes, self.devices[d])
+                mine.append(block)
             blocks.append(mine)
         return blocks
 
@@ -312,7 +325,7 @@ class Executable:
             k = next(made)
             own = zip([mine[k] for mine in blocks], self.places, strict=True)
             if job is None:
-                outs.append([from_memory(b.address, b, aval, home) for b, home in own])
+                outs.append([self.backend.result(b, aval, home) for b, home in own])
             else:
                 outs.append([pending(job, b, aval, home) for b, home in own])
         return outs
@@ -333,30 +346,6 @@ def compile_jaxpr(
 
 
 # ---- arguments ---------------------------------------------------------------------------------
-
-
-def _readable(x: Any, aval: ShapedArray) -> Any:
-    """An argument as an array whose address is that of its elements in row-major order."""
-    if type(x) is Array and x.shards is None:
-        if x.owner is None:
-            raise deleted(x)
-        x.settle()
-        return x
-    return np.ascontiguousarray(to_numpy(x)).reshape(aval.shape)
-
-
-def pointer(x: Any) -> int:
-    """The address of an array's first element."""
-    return x.ptr if type(x) is Array else x.__array_interface__["data"][0]
-
-
-def constant(value: Any, aval: ShapedArray) -> Any:
-    """A constant as an array of its aval."""
-    return (
-        _readable(value, aval)
-        if type(value) is Array
-        else _readable(np.asarray(value, aval.dtype), aval)
-    )
 
 
 def _forwarded(x: Any, aval: ShapedArray, home: SingleDeviceSharding | None) -> Array:

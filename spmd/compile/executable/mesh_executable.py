@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spmd.base.config import config
-from spmd.base.device import process_index
+from spmd.base.device import Device, process_index
 from spmd.base.errors import ShardingError
 from spmd.base.source import current_source
 from spmd.collectives.async_collectives import overlaps
@@ -25,7 +25,8 @@ from spmd.compile.executable.async_operands import (
     belongs_in_queue,
     deleted,
 )
-from spmd.compile.executable.executable import Executable, constant
+from spmd.compile.executable.backend import constant
+from spmd.compile.executable.executable import Executable
 from spmd.compile.executable.mesh_nan_check import Whole, check_mesh_nans
 from spmd.compile.fingerprint import fingerprint
 from spmd.compile.lazy import build, pipeline, redistribute
@@ -44,7 +45,6 @@ from spmd.transport import world
 from spmd.transport.flight_recorder import COMPILING, FLIGHT
 
 if TYPE_CHECKING:
-    from spmd.compile.cpu.assemble.compile_callees import CalleeCompiler
     from spmd.compile.lower.steps import Schedule as Steps
     from spmd.compile.passes.rewriter import Pass
 
@@ -115,6 +115,7 @@ class MeshExecutable(Executable):
     """Runs a per-device program on all local devices of a mesh."""
 
     knows_donated = False
+    devices: Sequence[Device]
 
     def __init__(
         self,
@@ -183,12 +184,12 @@ class MeshExecutable(Executable):
         varies = self.varies and [[names.index(a) for a in axes] for axes in self.varies]
         return program_key(partial(fingerprint, closed), (), (sizes, self.topology.local, varies))
 
-    def _make_schedule(self, closed: ClosedJaxpr, callees: CalleeCompiler | None) -> Steps:
+    def _make_schedule(self, closed: ClosedJaxpr, callees: Any) -> Steps:
         if not self.topology.is_spread:
             final = self._optimise(closed)
-            return build.make_schedule(final, self.topology, callees, self.varies)
+            return build.make_schedule(final, self.backend, self.topology, callees, self.varies)
         final = self._optimise(closed)  # which notes origins in the topology
-        steps = build.make_schedule(final, self.topology, varies=self.varies)
+        steps = build.make_schedule(final, self.backend, self.topology, varies=self.varies)
         self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
         self.exchanges = build.summary(self._traced, steps.steps)
         if config.log_compiles or "1" in config.debug:

@@ -22,6 +22,7 @@ from spmd.compile.cpu.assemble.compile_callees import (
 from spmd.compile.cpu.assemble.compiled_loops import LoopCode, LoopCompiler
 from spmd.compile.cpu.matmul import plan as matmul_plan
 from spmd.compile.cpu.matmul import window_plan
+from spmd.compile.cpu.matmul.plan import prefers_packed
 from spmd.compile.cpu.sort.steps import sort_step
 from spmd.compile.cpu.sort.value_steps import shares_rows, values_steps
 from spmd.compile.kernel.ir import Kernel
@@ -43,6 +44,8 @@ from spmd.compile.native.program.steps import KernelStep
 from spmd.compile.native.program.steps import Step as NativeStep
 from spmd.compile.native.runtime.run import NativeProgram, build_program
 from spmd.compile.schedule.memory_plan import Plan
+
+__all__ = ["CalleeCompiler", "assemble", "prefers_packed"]
 
 
 def assemble(

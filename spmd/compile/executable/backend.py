@@ -1,0 +1,86 @@
+"""Backends: what a platform does for the programs that run on its devices.
+
+The one idea: an executable asks a record, and imports no platform. Passes, lowering, plans and the
+executor are the same everywhere. A backend says how steps become native ones, where values lie,
+and how a program is given them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.base.device import Device
+from spmd.base.record import record
+from spmd.compile.executable.async_operands import deleted
+from spmd.compile.lazy import cpu_assemble
+from spmd.compile.native.runtime.allocator import alloc
+from spmd.core.aval import ShapedArray
+from spmd.core.trace import to_numpy
+from spmd.sharding.array import Array, from_memory
+from spmd.sharding.named import SingleDeviceSharding
+
+
+@record
+class Backend:
+    """A platform's part in making programs and in calling them.
+
+    Memory is an object with an `address`, which frees it with its last reference.
+    """
+
+    platform: str
+    # The module that turns a schedule into a native program: its `CalleeCompiler`, `assemble` and
+    # `prefers_packed`. It is imported by the first program that is not on the disk.
+    assembler: Any
+    # Memory of so many bytes on a device; None is the default device.
+    alloc: Callable[[int, Device | None], Any]
+    # An argument on a device, so that `address` can say where its elements lie in row-major order.
+    operand: Callable[[Any, ShapedArray, Device | None], Any]
+    address: Callable[[Any], int]
+    # The array over memory that a program has written.
+    result: Callable[[Any, ShapedArray, SingleDeviceSharding | None], Array]
+    # Words of a frame behind the constants, for a device and a native program.
+    extras: Callable[[Any, Device | None], Sequence[int]]
+    # Whether calls may wait in the host's queue, and whether programs are stored on the disk.
+    queues: bool = True
+    stores: bool = True
+
+
+# ---- the CPU's ---------------------------------------------------------------------------------
+
+
+def _alloc(nbytes: int, device: Device | None) -> Any:
+    return alloc(nbytes)
+
+
+def readable(x: Any, aval: ShapedArray, device: Device | None = None) -> Any:
+    """An argument as an array whose address is that of its elements in row-major order."""
+    if type(x) is Array and x.shards is None:
+        if x.owner is None:
+            raise deleted(x)
+        x.settle()
+        return x
+    return np.ascontiguousarray(to_numpy(x)).reshape(aval.shape)
+
+
+def pointer(x: Any) -> int:
+    """The address of an array's first element."""
+    return x.ptr if type(x) is Array else x.__array_interface__["data"][0]
+
+
+def constant(value: Any, aval: ShapedArray) -> Any:
+    """A constant as an array of its aval."""
+    return readable(value if type(value) is Array else np.asarray(value, aval.dtype), aval)
+
+
+def _result(block: Any, aval: ShapedArray, home: SingleDeviceSharding | None) -> Array:
+    return from_memory(block.address, block, aval, home)
+
+
+def _no_extras(native: Any, device: Device | None) -> Sequence[int]:
+    return ()
+
+
+CPU = Backend("cpu", cpu_assemble, _alloc, readable, pointer, _result, _no_extras)
