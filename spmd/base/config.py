@@ -54,6 +54,8 @@ SETTINGS = (
     Setting("enable_x64", "SPMD_ENABLE_X64", False, _bool, "keep 64-bit dtypes instead of 32-bit"),
     Setting("disable_jit", "SPMD_DISABLE_JIT", False, _bool, "run jitted code op by op"),
     Setting("platform", "SPMD_PLATFORM", "cpu", str, "default platform: cpu or cuda"),
+    Setting("cuda_driver", "SPMD_CUDA_DRIVER", "cupy", str, "driver of GPUs: cupy or emulator"),
+    Setting("num_cuda_devices", "SPMD_NUM_CUDA_DEVICES", 1, int, "GPUs that the emulator has"),
     Setting(
         "debug",
         "SPMD_DEBUG",
