@@ -128,7 +128,7 @@ def all_primitives() -> tuple[Primitive, ...]:
     return tuple(_registry.values())
 
 
-def _no_axes(params: dict[str, Any]) -> tuple[str, ...]:
+def _no_axes(params: dict[str, Any]) -> tuple[Any, ...]:
     return ()
 
 
@@ -181,7 +181,7 @@ class Primitive:
         dce: Callable[..., Any] | None = None,
         expand: Callable[[Sequence[ShapedArray], dict[str, Any]], Any] | None = None,
         members: Callable[..., list[Any]] | None = None,
-        axes: Callable[[dict[str, Any]], tuple[str, ...]] = _no_axes,
+        axes: Callable[[dict[str, Any]], tuple[Any, ...]] = _no_axes,
         vma: Callable[..., Any] | str = "union",
         effects: Callable[[dict[str, Any]], frozenset[str]] = no_effects,
         eager: Callable[..., Any] | None = None,

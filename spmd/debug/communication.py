@@ -14,7 +14,8 @@ from spmd.base.source import UNKNOWN, Source
 from spmd.base.tree import keystr, tree_flatten_with_path
 from spmd.collectives.volume import KINDS, axes_of, received
 from spmd.compile.executable.memory_analysis import MemoryAnalysis, memory_of
-from spmd.compile.executable.select import MeshProgram, partitioned
+from spmd.compile.executable.mesh_program import MeshProgram
+from spmd.compile.executable.select import partitioned
 from spmd.compile.passes.simplify import simplify
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr, Eqn, subjaxprs

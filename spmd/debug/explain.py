@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spmd.compile.executable.memory_analysis import MemoryAnalysis, memory_of
-from spmd.compile.executable.select import MeshProgram
+from spmd.compile.executable.mesh_program import MeshProgram
 from spmd.compile.passes.pipeline import PASSES, Report, run_passes
 from spmd.compile.schedule.cost_model import Cost, cost_of
 from spmd.compile.schedule.overlap_collectives import HALVES

@@ -12,7 +12,8 @@ from spmd.base.source import UNKNOWN, Source
 from spmd.compile.dispatch.jit import JitFunction
 from spmd.compile.dispatch.stages import Traced
 from spmd.compile.executable.executable import Executable
-from spmd.compile.executable.select import MeshProgram, compile_program
+from spmd.compile.executable.mesh_program import MeshProgram
+from spmd.compile.executable.select import compile_program
 from spmd.compile.lower.steps import (
     Branch,
     Contract,

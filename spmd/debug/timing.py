@@ -19,7 +19,7 @@ import numpy as np
 
 from spmd.compile.cpu.assemble.assemble import Builder
 from spmd.compile.executable.executable import Executable
-from spmd.compile.executable.select import MeshProgram
+from spmd.compile.executable.mesh_program import MeshProgram
 from spmd.compile.lower.steps import Parallel, Schedule, Step, blocks
 from spmd.compile.native.llvm.compiler import compile_texts
 from spmd.compile.native.program.steps import LANE, KernelStep, Slot

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import numpy as np
 
 from spmd.base import dtypes
+from spmd.base.aligned_copy import aligned_copy
 from spmd.base.device import Device, default_device
 from spmd.base.errors import DeletedError, DeviceError, MutationError, ShardingError
 from spmd.base.record import record
@@ -25,7 +26,6 @@ from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.ir import Jaxpr
 from spmd.core.rewrite import dce
 from spmd.core.trace import in_place_message, set_array_of
-from spmd.sharding.aligned_copy import aligned_copy
 from spmd.sharding.future import Future
 from spmd.sharding.named import (
     Format,

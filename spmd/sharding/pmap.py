@@ -14,7 +14,7 @@ import numpy as np
 from spmd.base.config import config
 from spmd.base.context import state
 from spmd.base.device import Device, devices, local_devices, too_few_devices
-from spmd.base.errors import ArgumentError, PytreeError, ShardingError
+from spmd.base.errors import ArgumentError, PytreeError
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
 from spmd.base.util import MISS, function_name, present_as
@@ -27,18 +27,19 @@ from spmd.core.argument_names import (
     parameter_names,
     spread_over_arguments,
 )
-from spmd.core.aval import ShapedArray, typeof
+from spmd.core.aval import typeof
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.structural import broadcast_leading, reshape
-from spmd.core.trace import EVAL, Tracer, to_numpy
-from spmd.sharding.array import Array, check_donated, from_numpy, from_shards
+from spmd.core.trace import Tracer, to_numpy
+from spmd.sharding.array import Array, check_donated, from_numpy
 from spmd.sharding.call_cache import FastCalls, MappedCall, is_evaluated
 from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
 from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.nested_maps import flatten_maps, inner_mesh, is_inside_map
+from spmd.sharding.process_rows import own_rows, rows_of_all
 from spmd.sharding.shard_map_rules import mesh_axes, shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec
 from spmd.transport.flight_recorder import FLIGHT, TRACING
@@ -349,8 +350,8 @@ class _PmapCall:
         operands = self.flat
         if self.mesh is not self.local_mesh:
             operands = [
-                self._globalize(x, v, a)
-                for x, v, a in zip(self.flat, self.avals, self.in_axes, strict=True)
+                rows_of_all(x, self.mesh, self.size, a)
+                for x, a in zip(self.flat, self.in_axes, strict=True)
             ]
         params = {
             "jaxpr": mapped.jaxpr,
@@ -368,7 +369,9 @@ class _PmapCall:
             check_donated(f"pmap({function_name(self.fun)})", self.flat, flags, lambda: names)
         outs = shard_map_p.bind(*mapped.consts, *operands, **params)
         if self.mesh is not self.local_mesh:
-            outs = [self._localize(x, s) for x, s in zip(outs, mapped.out_specs, strict=True)]
+            # A spec has its one axis last.
+            axes = [len(s) - 1 if s else None for s in mapped.out_specs]
+            outs = [own_rows(x, self.mesh, self.size, a) for x, a in zip(outs, axes, strict=True)]
         if is_evaluated() and mapped.mesh == self.mesh:
             fast.note(self._described(mapped, outs, params))
         self._donate()
@@ -395,38 +398,6 @@ class _PmapCall:
         positional, named = self.in_tree.parts
         out = [k for k, tree in enumerate(positional.parts) for _ in range(tree.num_leaves)]
         return out + [-1] * named.num_leaves
-
-    def _globalize(self, x: Any, aval: ShapedArray, axis: int | None) -> Array:
-        """This process's rows as its shards of the global array."""
-        if isinstance(x, Tracer) or state.trace is not EVAL:
-            raise ShardingError(
-                f"{current_source()}: {self.what} maps over the devices of several processes and "
-                "can then not be called under another transformation; put jit, grad or vmap inside"
-            )
-        spec, mine = self._spec(axis), self.local_mesh.flat_devices()
-        whole = aval
-        if axis is not None:
-            whole = aval.update(shape=_with_row(aval.shape, axis, self.mesh.size))
-        sharding = NamedSharding(self.mesh, spec)
-        if isinstance(x, Array) and x.shards is not None:
-            if x.sharding.layout == NamedSharding(self.local_mesh, spec).layout:
-                return from_shards(whole, sharding, x.shards)
-        value = to_numpy(x)
-        shards = []
-        for k, device in enumerate(mine):
-            shard = value if axis is None else np.take(value, [k], axis)
-            shards.append(from_numpy(shard, aval.update(shape=shard.shape), device))
-        return from_shards(whole, sharding, shards)
-
-    def _localize(self, x: Array, spec: PartitionSpec) -> Array:
-        """This process's shards of a global result as an array of local rows."""
-        sharding = NamedSharding(self.local_mesh, spec)
-        shards = x.shards or (x,)
-        shard = shards[0].aval
-        shape = tuple(
-            n * self.local_mesh.axis_size(spec.axes_of(d)) for d, n in enumerate(shard.shape)
-        )
-        return from_shards(x.aval.update(shape=shape), sharding, shards)
 
     def _donate(self) -> None:
         for k, x in zip(self._argument_of_leaf(), self.flat, strict=True):

@@ -29,6 +29,15 @@ def test_explicit_mode_and_partly_manual_maps_over_ranks(mpirun: Run, ranks: int
     assert f"over {ranks} ranks, {ranks * devices} devices: all right" in done.stdout
 
 
+@pytest.mark.parametrize("ranks, devices", [(2, 2), (3, 1), (4, 1)])
+def test_pmaps_inside_of_programs_over_ranks(mpirun: Run, ranks: int, devices: int):
+    program = ["-m", "tests.multiprocess.programs.pmaps_in_programs"]
+    done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=240)
+    assert done.returncode == 0, done.stderr
+    for rank in range(ranks):
+        assert f"rank {rank}: pmaps in programs on {ranks} ranks x {devices}" in done.stdout
+
+
 MISTAKES = """
 import numpy as np, spmd, spmd.numpy as snp
 from spmd import NamedSharding, P, lax

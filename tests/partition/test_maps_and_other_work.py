@@ -12,7 +12,8 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax
 from spmd.compile.executable.executable import Executable
-from spmd.compile.executable.select import MeshProgram, compile_program
+from spmd.compile.executable.mesh_program import MeshProgram
+from spmd.compile.executable.select import compile_program
 from spmd.sharding import Mesh, NamedSharding
 from spmd.sharding import PartitionSpec as P
 from tests.partition.programs import auto_mesh

@@ -16,7 +16,7 @@ import spmd.numpy as snp
 from spmd import NamedSharding, P
 from spmd.base.config import config
 from spmd.collectives.rectangles import held, most_lacking
-from spmd.compile.executable.select import MeshProgram
+from spmd.compile.executable.mesh_program import MeshProgram
 from spmd.compile.fingerprint import fingerprint
 from spmd.debug.program import compile_call
 from spmd.partition.moves import Exchanged, Permuted, route

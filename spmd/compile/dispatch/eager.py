@@ -55,7 +55,7 @@ from spmd.sharding.spec import Mesh
 
 if TYPE_CHECKING:
     from spmd.compile.executable.executable import Executable
-    from spmd.compile.executable.select import MeshProgram
+    from spmd.compile.executable.mesh_program import MeshProgram
     from spmd.sharding.call_cache import MappedCall
 
 # From this many elements (of the largest operand) a compiled kernel beats NumPy, counting what the

@@ -57,7 +57,7 @@ from spmd.transport.mpi import recovery
 
 if TYPE_CHECKING:
     from spmd.compile.executable.executable import Executable
-    from spmd.compile.executable.select import MeshProgram
+    from spmd.compile.executable.mesh_program import MeshProgram
 
 
 @record(frozen=False)

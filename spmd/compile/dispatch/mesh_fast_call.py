@@ -18,7 +18,7 @@ from spmd.compile.dispatch import fast_call
 from spmd.compile.dispatch.argument_matcher import UnmatchedError
 from spmd.compile.dispatch.signature import Split
 from spmd.compile.executable.mesh_executable import MeshExecutable, listeners, mesh_executable
-from spmd.compile.executable.select import MeshProgram
+from spmd.compile.executable.mesh_program import MeshProgram
 from spmd.compile.native.cpython import entry_point
 from spmd.core.aval import ShapedArray, typeof
 from spmd.sharding.array import Array, from_memory

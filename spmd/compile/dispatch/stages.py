@@ -31,7 +31,7 @@ from spmd.sharding.spec import Mesh
 if TYPE_CHECKING:
     from spmd.compile.executable.executable import Executable
     from spmd.compile.executable.memory_analysis import MemoryAnalysis
-    from spmd.compile.executable.select import MeshProgram
+    from spmd.compile.executable.mesh_program import MeshProgram
     from spmd.compile.passes.pipeline import Report
 
 

@@ -12,7 +12,7 @@ from spmd.compile.schedule.thread_plan import rounded
 
 if TYPE_CHECKING:
     from spmd.compile.executable.executable import Executable
-    from spmd.compile.executable.select import MeshProgram
+    from spmd.compile.executable.mesh_program import MeshProgram
 
 
 @record

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import spmd
-from spmd.sharding.aligned_copy import aligned_copy
+from spmd.base.aligned_copy import aligned_copy
 
 DTYPES = [np.dtype(t) for t in (np.float32, np.int8, np.bool_, np.complex64, ml_dtypes.bfloat16)]
 

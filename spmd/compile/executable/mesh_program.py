@@ -1,0 +1,101 @@
+"""Programs over a mesh that `jit` runs: one `shard_map` equation, its arguments and results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.base.config import config
+from spmd.compile.executable.executable import common_home
+from spmd.compile.lazy import mesh_executable
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal
+from spmd.sharding.array import Array
+
+
+class MeshProgram:
+    """Runs one shard_map equation; call it with the flat list of arguments.
+
+    `whole` is the program that was partitioned, if one was.
+    """
+
+    is_map = True
+
+    def __init__(
+        self,
+        closed: ClosedJaxpr,
+        eqn: Eqn,
+        donated: Sequence[bool],
+        whole: ClosedJaxpr | None = None,
+    ):
+        jaxpr = closed.jaxpr
+        self.whole = whole
+        self.names = jaxpr.arg_names
+        self.in_avals = tuple(closed.in_avals)
+        self.out_avals = tuple(closed.out_avals)
+        self.donated = tuple(donated) or (False,) * len(self.in_avals)
+        self.params: dict[str, Any] = eqn.params
+        self.core = mesh_executable.mesh_executable(**eqn.params)
+        arguments: dict[Any, int] = {v: k for k, v in enumerate(jaxpr.invars)}
+        constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        # Each operand is an argument, by number, or a value.
+        self._operands = [_operand(a, arguments, constants) for a in eqn.invars]
+        # The results of each device that may be written over a donated argument: by output, which.
+        self.takes = self._takes()
+        self._results = [eqn.outvars.index(v) for v in jaxpr.outvars]
+
+    def _takes(self) -> dict[int, int]:
+        given = [number for number, _ in self._operands]
+        # An argument that is an operand twice stays as it is.
+        donated = [
+            number is not None and self.donated[number] and given.count(number) == 1
+            for number in given
+        ]
+        return self.core.takes_of(donated)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether arguments and results are the equation's, in order."""
+        arguments = [number for number, _ in self._operands]
+        results = list(range(len(self.core.whole_avals)))
+        return arguments == list(range(len(self.in_avals))) and self._results == results
+
+    @property
+    def input_shardings(self) -> list[Any]:
+        """The sharding of each argument; None for one that the program does not read."""
+        found: list[Any] = [None] * len(self.in_avals)
+        for (number, _), sharding in zip(self._operands, self.core.in_shardings, strict=True):
+            if number is not None:
+                found[number] = sharding
+        return found
+
+    @property
+    def output_shardings(self) -> list[Any]:
+        """The sharding of each result."""
+        return [self.core.out_shardings[k] for k in self._results]
+
+    def __call__(self, leaves: Sequence[Any]) -> list[Array]:
+        """Run on arguments of exactly the avals compiled for."""
+        common_home(leaves, self.names)
+        operands = [value if number is None else leaves[number] for number, value in self._operands]
+        whole = None
+        if self.whole is not None and (config.debug_nans or config.debug_infs):
+            whole = mesh_executable.Whole(self.whole, leaves)
+        outs = mesh_executable.evaluate_map(self.params, operands, self.takes, self.core, whole)
+        for leaf, gone in zip(leaves, self.donated, strict=True):
+            if gone and isinstance(leaf, Array):
+                leaf.delete()
+        return [outs[k] for k in self._results]
+
+    def as_text(self) -> str:
+        """The steps of the program that each device runs."""
+        return str(self.core.schedule)
+
+
+def _operand(
+    atom: Atom, arguments: dict[Any, int], constants: dict[Any, Any]
+) -> tuple[int | None, Any]:
+    if isinstance(atom, Literal):
+        return None, np.asarray(atom.val, atom.aval.dtype)
+    return (arguments[atom], None) if atom in arguments else (None, constants[atom])
