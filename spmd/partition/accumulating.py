@@ -1,13 +1,56 @@
-"""Carries of loops that only add up: which they are, and the body without their additions."""
+"""Sums: what is added up before it is read, and carries of loops that only add up."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from spmd.base import dtypes
-from spmd.core.ir import Atom, ClosedJaxpr, Jaxpr, Var
-from spmd.core.structural import add_any_p
-from spmd.lax.arithmetic import add_p
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Var
+from spmd.core.structural import add_any_p, permute_dims_p, reshape_p
+from spmd.lax.arithmetic import add_p, neg_p, sub_p
+from spmd.lax.array import squeeze_p
+from spmd.lax.convert import convert_element_type_p
 
 _ADDS = (add_any_p, add_p)
+# A term of a sum is one of the result, too, with other places or signs.
+_KEEPS = frozenset(
+    {*_ADDS, convert_element_type_p, neg_p, permute_dims_p, reshape_p, squeeze_p, sub_p}
+)
+
+# ---- sums ----------------------------------------------------------------------------------------
+
+
+def added_up(jaxpr: Jaxpr, uses: Mapping[Var, int]) -> list[list[int]]:
+    """The equations whose results are added up and not read otherwise, by number, for each sum.
+
+    A sum of sums is one. `uses` counts the readers of each variable.
+    """
+    found: dict[Var, list[int]] = {}  # the terms of the sum to which a variable belongs
+    sums: list[list[int]] = []
+    for k in range(len(jaxpr.eqns) - 1, -1, -1):
+        eqn = jaxpr.eqns[k]
+        terms = found.get(eqn.outvars[0]) if eqn.outvars else None
+        if eqn.prim not in _KEEPS:
+            if terms is not None:
+                terms.append(k)
+            continue
+        if terms is None:
+            if not _adds_up(eqn):
+                continue
+            terms = []
+            sums.append(terms)
+        for atom in eqn.invars:
+            if type(atom) is Var and uses[atom] == 1:
+                found[atom] = terms
+    return [terms for terms in sums if len(terms) > 1]
+
+
+def _adds_up(eqn: Eqn) -> bool:
+    """Whether it adds two values of one shape."""
+    return len(eqn.invars) == 2 and eqn.invars[0].aval.shape == eqn.invars[1].aval.shape
+
+
+# ---- carries -------------------------------------------------------------------------------------
 
 
 def addends(closed: ClosedJaxpr, first: int, count: int) -> tuple[ClosedJaxpr, frozenset[int]]:

@@ -34,9 +34,10 @@ class Choice:
 
     `have` are the splits of operands, `wanted` those that propagation decided for the results;
     `closed` are the labels of their dims that have to stay so, `terms` the axes along which readers
-    want the terms of a sum; `windows` are those of dims that halos may split. The results may be at
-    an `edge` of the program. `free` are, for each operand, the axes along which every device has it
-    whole already, and `inside` says what writing itself moves.
+    want the terms of a sum, `share` the part of an all_reduce along an axis that is paid for here,
+    where other terms of the same sum need it, too; `windows` are those of dims that halos may
+    split. The results may be at an `edge` of the program. `free` are, for each operand, the axes
+    along which every device has it whole already, and `inside` says what writing itself moves.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Choice:
         sizes: Mapping[object, int],
         *,
         terms: Axes = (),
+        share: Mapping[object, float] | None = None,
         windows: Windows | None = None,
         edge: bool = False,
         free: Sequence[frozenset[object]] = (),
@@ -58,6 +60,7 @@ class Choice:
     ):
         self.rule = rule
         self.terms = terms
+        self.share = share or {}
         self.prim = prim
         self.windows = {HALO + d: found for d, found in (windows or {}).items()}
         self.edge = edge
@@ -76,6 +79,10 @@ class Choice:
         has_bools = any(dtypes.is_bool(aval.dtype) for aval in results)
         self.combines = rule.reduces in COMBINED and not (adds and has_bools)
         self.slices = prim in SLICES
+        # A result that is larger than the operands together: these are moved before it is summed.
+        # The labels of dims that no axis is known to split then may be gathered by readers.
+        self.is_outer = prim is dot_general_p and results[0].size > sum(a.size for a in operands)
+        self.handed: set[int] = set()
         self.work = self._work(prim)
 
     def _work(self, prim: Primitive) -> float:
@@ -118,8 +125,12 @@ class Choice:
                 if axis in axes:
                     moves = self.slices or self.inside is not None
                     is_cut = label in self.windows or (label >= ROWS and moves)
-                    stays = may_split(self.rule, label) and not is_cut
+                    fits = label in self.extent and self._fits(label, self.sizes[axis])
+                    stays = may_split(self.rule, label) and fits and not is_cut
                     every = (label,) if stays else labels
+                    if label not in self.shared and self.is_outer:
+                        every = labels
+                        self.handed.update(k for k in labels if k not in found)
                     found.update({k: None for k in every if may_split(self.rule, k)})
         return [label for label in found if label in self.shared or self.combines]
 
@@ -148,10 +159,11 @@ class Choice:
         for aval, labels, split in self.results:
             after = _label_of(axis, labels, split)
             if label in labels and label != after:
-                if after is not None or label in self.closed:
+                if after is not None or label in self.closed or label in self.handed:
                     seconds += self._move(aval, labels, chosen, n, scattered=after is not None)
             elif label is not None and label not in labels and axis not in self.terms:
-                seconds += self._move(aval, labels, chosen, n, times=1 if after is not None else 2)
+                moved = self._move(aval, labels, chosen, n, times=1 if after is not None else 2)
+                seconds += self.share.get(axis, 1) * moved
         return seconds
 
     def _fits(self, label: int, count: int) -> bool:

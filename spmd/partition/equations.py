@@ -7,7 +7,7 @@ from typing import Any
 
 from spmd.base import dtypes
 from spmd.core.aval import NO_AXES, typeof
-from spmd.core.ir import Eqn
+from spmd.core.ir import Eqn, Var
 from spmd.core.primitive import Dims
 from spmd.core.structural import (
     add_any_p,
@@ -28,15 +28,17 @@ from spmd.partition.indexing import ROWS
 from spmd.partition.kinds import Kind
 from spmd.partition.moves import is_uneven
 from spmd.partition.parts import bound, split_by, without_padding
-from spmd.partition.propagate import Axes, Cell, even
+from spmd.partition.propagate import Axes, Cell, Split, even
 from spmd.partition.rules import may_split
 from spmd.partition.strategies.ordering import PICKS, write_pick
-from spmd.partition.values import Sizes, Value, total_form, unsplit, whole
+from spmd.partition.values import Origin, Sizes, Value, total_form, unsplit, whole
 from spmd.partition.ways import Way
 
 # Of these, a sum of terms of the operand is the sum of the results: the operand may stay partial.
 _UNARY_LINEAR = (neg_p, permute_dims_p, reshape_p, reduce_sum_p, squeeze_p)
 _SUMS = (add_any_p, add_p, sub_p)
+# Of these, results have the operand's elements.
+_RENAMES = frozenset({convert_element_type_p, permute_dims_p})
 # The operands in which these are linear.
 _SCALINGS = {div_p: (0,), mul_p: (0, 1)}
 
@@ -86,6 +88,8 @@ def write_equation(
             return [_on_terms(eqn, rule, operands, cells[0], kept, sizes)]
     for cell in cells:
         key += (cell.axes, cell.closed, cell.edge, cell.terms)
+        if cell.sum is not None:
+            key.append(tuple(cell.sum.share.items()))
     way = kind.ways.get(found := tuple(key))
     if way is None:
         way = kind.keep(found, Way(eqn, kind, operands, cells, sizes))
@@ -106,7 +110,10 @@ def _on_parts(
     forms, parts = way.forms, []
     for k, x in enumerate(operands):
         form = forms[k]
-        parts.append(x.forms[form] if form in x.forms else x.read(form[0], sizes))
+        is_there = form in x.forms and x.read_at is None
+        parts.append(x.forms[form] if is_there else x.read(form[0], sizes))
+    if way.over and cells[0].sum is not None:
+        cells[0].sum.made(way.over)
     for k, cell in enumerate(cells):
         if cell.axes != way.splits[k]:
             for d, own in enumerate(way.splits[k]):
@@ -121,6 +128,30 @@ def _on_parts(
     made = [Value(cell, {way.made[k]: outs[k]}) for k, cell in enumerate(cells)]
     if eqn.prim is broadcast_in_dim_p:
         made[0].is_zero = operands[0].is_zero
+    elif eqn.prim in _RENAMES and type(eqn.invars[0]) is Var:
+        made[0] = _tell_origin(eqn, operands[0], made[0])
+    return made
+
+
+def _tell_origin(eqn: Eqn, operand: Value, made: Value) -> Value:
+    """Let a value know that it has the elements of another, which may exist in other forms.
+
+    A cast of an argument, and other places of one, are not kept for readers far away either; where
+    they are made twice, the first are returned.
+    """
+    prim, params = eqn.prim, eqn.params
+    if operand.read_at is not None:
+        before = operand.renamed.setdefault((prim, *params.items()), made)
+        if before.cell.axes == made.cell.axes and before.forms.keys() >= made.forms.keys():
+            made = before
+    if made.origin is None:
+        places = range(len(made.cell.shape))
+        if prim is permute_dims_p:
+            places = [params["permutation"].index(d) for d in places]
+        made.origin = Origin(operand, places, lambda x: prim.bind(x, **params))
+        made.now = operand.now
+        if operand.read_at is not None:
+            made.read_at = dict.fromkeys(made.forms, operand.now)
     return made
 
 
@@ -192,7 +223,7 @@ def _kept_partial(eqn: Eqn, rule: Dims, operands: Sequence[Value], sizes: Sizes)
         wider = dtypes.is_float(old) and dtypes.is_float(new) and new.itemsize >= old.itemsize
         return partial if wider else ()
     if eqn.prim in _SUMS:
-        return partial if len(partial) == 2 and len(set(forms)) == 1 else ()
+        return partial if len(partial) == 2 and _common(operands) else ()
     if eqn.prim in _SCALINGS and dtypes.is_inexact(eqn.outvars[0].aval.dtype):
         return partial if len(partial) == 1 and partial[0] in _SCALINGS[eqn.prim] else ()
     return ()
@@ -207,9 +238,13 @@ def _on_terms(
     sizes: Sizes,
 ) -> Value:
     """A linear equation on the terms of partial operands, whose result is partial like them."""
-    form = operands[kept[0]].partial()
-    assert form is not None
-    split, over, combine = form
+    if len(kept) == 2:
+        split, over = _meeting(operands, cell, sizes)
+        for x in operands:
+            x.read(split, sizes, over)
+    else:
+        split, over, _ = next(iter(operands[kept[0]].forms))
+    form = split, over, "add"
     axes = dict(zip(rule.operands[kept[0]], split, strict=True))
     parts = [
         x.forms[form] if k in kept else x.read(split_by(labels, axes), sizes)
@@ -219,7 +254,26 @@ def _on_terms(
     more = tuple(a for label, own in axes.items() if label not in shared for a in own)
     out = split_by(rule.results[0], axes)
     (made,) = bound(eqn, rule, parts, [out], sizes, {})
-    return Value(cell, {(out, (*over, *more), combine): made})
+    return Value(cell, {(out, (*over, *more), "add"): made})
+
+
+def _common(operands: Sequence[Value]) -> Axes:
+    """The axes along which both of two values are partial."""
+    (_, one, _), (_, other, _) = (next(iter(x.forms)) for x in operands)
+    return tuple([a for a in one if a in other])
+
+
+def _meeting(operands: Sequence[Value], cell: Cell, sizes: Sizes) -> tuple[Split, Axes]:
+    """How two values are split, and along which axes they are partial, when they are added up.
+
+    Where only one of them is partial it is finished before; what is left is finished for both.
+    """
+    (split, one, _), (other_split, other, _) = (next(iter(x.forms)) for x in operands)
+    if split == other_split and set(one) == set(other):
+        return split, one
+    over = _common(operands)
+    left = even(cell, sizes).axes
+    return tuple([tuple([a for a in own if a not in over]) for own in left]), over
 
 
 def _on_unreduced(

@@ -13,6 +13,7 @@ from spmd.base.config import config
 from spmd.core.ir import ClosedJaxpr, Eqn
 from spmd.core.primitive import Dims, Primitive, no_effects
 from spmd.partition.halos import Windows, windows_of
+from spmd.partition.indexing import INDEXING
 from spmd.partition.rules import KEPT, RENAMES, is_row_by_row, level_of, may_split, rule_of
 from spmd.partition.strategies.sorting import SORTED
 
@@ -39,7 +40,7 @@ class Kind:
         self.rule = rule
         self.windows: Windows = windows or {}
         self.level = RENAMES if rule is None else level_of(prim, rule)
-        self.groups: Groups = () if rule is None else _groups(rule)
+        self.groups: Groups = () if rule is None else _groups(prim, rule)
         self.is_elementwise = rule is not None and is_row_by_row(rule)
         self.ways: dict[Any, Any] = {}
 
@@ -93,10 +94,12 @@ def _may_be_kept(prim: Primitive, params: dict[str, Any]) -> bool:
     return not any(isinstance(x, ClosedJaxpr) or callable(x) for x in held)
 
 
-def _groups(rule: Dims) -> Groups:
-    """The dims of each label that may be split.
+def _groups(prim: Primitive, rule: Dims) -> Groups:
+    """The dims of each label that may be split, the first of which get an axis that more would.
 
     Sorted rows need not be split like those before: another dim often takes the axis for less.
+    Where rows of a table are looked up, the split of the indices comes first: it is that of data,
+    on which the rest of a program works, and tables are gathered, as weights are.
     """
     found: dict[int, list[tuple[int, int]]] = {}
     for k, labels in enumerate((*rule.operands, *rule.results)):
@@ -105,4 +108,7 @@ def _groups(rule: Dims) -> Groups:
                 found[label].append((k, d))
             elif may_split(rule, label) and label != SORTED:
                 found[label] = [(k, d)]
-    return tuple(map(tuple, found.values()))
+    groups = list(map(tuple, found.values()))
+    if prim in INDEXING:
+        groups.sort(key=lambda group: all(k != 1 for k, _ in group))
+    return tuple(groups)

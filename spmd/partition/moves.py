@@ -373,16 +373,16 @@ def combined(
     now, left = [list(axes) for axes in have], list(over)
     if combine == "add":
         for d, wanted in enumerate(want):
-            while (
-                _begins(now[d], wanted)
-                and len(now[d]) < len(wanted)
-                and wanted[len(now[d])] in left
-                and typeof(x).shape[d] % sizes[wanted[len(now[d])]] == 0
-            ):
-                axis = wanted[len(now[d])]
-                x = psum_scatter(x, axis, scatter_dimension=d, tiled=True)
-                now[d].append(axis)
+            axes, size = [], typeof(x).shape[d]
+            for axis in wanted[len(now[d]) :] if _begins(now[d], wanted) else ():
+                if axis not in left or size % sizes[axis]:
+                    break
+                size //= sizes[axis]
+                axes.append(axis)
                 left.remove(axis)
+            if axes:
+                x = psum_scatter(x, tuple(axes), scatter_dimension=d, tiled=True)
+                now[d] += axes
     if left:
         x = _TOTALS[combine](x, tuple(left))
     return x, tuple(tuple(axes) for axes in now)

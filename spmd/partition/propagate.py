@@ -10,7 +10,7 @@ reached after as many steps as there are dims; it depends on the program alone.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from spmd.lax.control_cond import cond_p
 from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import while_p
 from spmd.lax.convert import convert_element_type_p
-from spmd.partition.accumulating import addends
+from spmd.partition.accumulating import added_up, addends
 from spmd.partition.kinds import Groups, Kind, kind_of
 from spmd.partition.rules import CHANGES_RANK, CONTRACTS, KEPT, LEVELS, RENAMES
 from spmd.partition.strategies.rolling import rolls_of
@@ -67,7 +67,18 @@ KEEPS_TERMS = frozenset(
 class Cell:
     """The axes that split each dim of a value; a closed dim keeps its axes."""
 
-    __slots__ = ("axes", "barred", "by", "closed", "edge", "links", "shape", "terms", "unreduced")
+    __slots__ = (
+        "axes",
+        "barred",
+        "by",
+        "closed",
+        "edge",
+        "links",
+        "shape",
+        "sum",
+        "terms",
+        "unreduced",
+    )
 
     def __init__(self, aval: ShapedArray):
         ndim = aval.ndim
@@ -82,6 +93,8 @@ class Cell:
         # a reader wants such terms.
         self.unreduced: Axes = ()
         self.terms: Axes = ()
+        # The sum of which the value is a term, if other terms of it may be partial, too.
+        self.sum: Sum | None = None
         # The axes along which the type says how the value is laid out.
         self.barred: frozenset[Any] = frozenset()
         if aval.sharding is not None:
@@ -133,6 +146,24 @@ class Cell:
             return False
         self.put(d, axes, by)
         return True
+
+
+class Sum:
+    """Values that are added up before they are read: one collective makes the sum of all.
+
+    `share` says, of each axis along which some of them may be partial, which part of that
+    collective one has to pay: none, if there is a term already that is.
+    """
+
+    __slots__ = ("share",)
+
+    def __init__(self) -> None:
+        self.share: dict[Any, float] = {}
+
+    def made(self, over: Axes) -> None:
+        """A term of it is partial over some axes."""
+        for axis in over:
+            self.share[axis] = 0.0
 
 
 # For each number of dims, what cells say at first.
@@ -271,9 +302,11 @@ class Scope:
     for them and for the setting on which types depend. Of a scan, `sums` are the carries that only
     add up, and `runs` the axes along which each device runs iterations of its own. The `rolls` are
     equations that put the rows of a value elsewhere, and None what is made for these alone.
+    `added_up` are the terms of sums, by the number of the equation.
     """
 
     __slots__ = (
+        "added_up",
         "cells",
         "closed",
         "grid",
@@ -295,6 +328,7 @@ class Scope:
         self.leave(sizes)
         self.cells = cells
         self.uses = _uses(closed.jaxpr)
+        self.added_up = added_up(closed.jaxpr, self.uses)
         self.inner: dict[int, list[Scope]] = {}
         self.kinds: dict[int, Kind] = {}
         self.rolls = rolls_of(closed.jaxpr, self.uses)
@@ -585,6 +619,30 @@ class Plan:
                         if other.level <= level and not other.queued:
                             other.queued = True
                             queues[other.level].append(other)
+        for scope in self.scopes:
+            for terms in scope.added_up:
+                _tell_of_sum(scope, terms)
+
+
+def _tell_of_sum(scope: Scope, terms: Sequence[int]) -> None:
+    """Tell the terms of a sum which others may be partial as they are."""
+    total, count = Sum(), Counter[Any]()
+    for k in terms:
+        eqn, kind = scope.closed.jaxpr.eqns[k], scope.kinds.get(k)
+        if kind is None or kind.rule is None or kind.rule.reduces != "add":
+            continue
+        kept, rows = kind.rule.results[0], zip(eqn.invars, kind.rule.operands, strict=True)
+        summed = [
+            a
+            for atom, labels in rows
+            for label, axes in zip(labels, scope.of(atom).axes, strict=True)
+            if label not in kept
+            for a in axes
+        ]
+        if summed:
+            count.update(set(summed))
+            scope.cells[eqn.outvars[0]].sum = total
+    total.share.update((axis, 1 / n) for axis, n in count.items())
 
 
 _STRUCTURAL = {

@@ -9,7 +9,7 @@ backward pass does not hold all weights that the forward pass gathered.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spmd.base.context import state
@@ -35,11 +35,23 @@ LEAST_BYTES_LET_GO = 1 << 18
 class Value:
     """A value of the program; `uses` is the number of its readers.
 
-    `is_zero` says that all its elements are known to be zero. Of an argument, `read_at` has the
-    equation, by its number, that read each form last, `now` the one that is being written.
+    `is_zero` says that all its elements are known to be zero. Of an argument, and of what is cast
+    of one, `read_at` has the equation, by its number, that read each form last, `now` the one that
+    is being written. The `origin` is an operand of which forms can be made without a move; values
+    that have this one for their origin are `renamed`.
     """
 
-    __slots__ = ("cell", "forms", "is_zero", "now", "read_at", "source", "uses")
+    __slots__ = (
+        "cell",
+        "forms",
+        "is_zero",
+        "now",
+        "origin",
+        "read_at",
+        "renamed",
+        "source",
+        "uses",
+    )
 
     def __init__(self, cell: Cell, forms: dict[Form, Any], is_zero: bool = False):
         self.cell = cell
@@ -49,6 +61,8 @@ class Value:
         self.source = state.source  # the line that makes it
         self.now = 0
         self.read_at: dict[Form, int] | None = None
+        self.origin: Origin | None = None
+        self.renamed: dict[Any, Value] = {}
 
     def only_form(self) -> Form | None:
         """The form that the value has, if there is no other."""
@@ -73,7 +87,7 @@ class Value:
     def copy(self) -> Value:
         """The same for a reader inside a nested trace: what is made there stays there."""
         made = Value(self.cell, dict(self.forms), self.is_zero)
-        made.uses = self.uses
+        made.uses, made.origin = self.uses, self.origin
         return made
 
     def read(self, want: Split, sizes: Sizes, unreduced: Axes = ()) -> Any:
@@ -87,27 +101,39 @@ class Value:
         return self.forms[wanted]
 
     def let_go(self, now: int) -> None:
-        """Forget what was gathered of an argument and not read for long, before equation `now`."""
+        """Forget what was gathered of an argument and not read for long, before equation `now`.
+
+        So is what was cast of one.
+        """
         self.now, own = now, total_form(self.cell.axes)
-        if self.read_at is None or own not in self.forms or len(self.forms) == 1:
+        if self.read_at is None or own not in self.forms:
             return
         held = typeof(self.forms[own]).nbytes
         far = [
             form
             for form, at in self.read_at.items()
-            if now - at > FAR_EQUATIONS
-            and form in self.forms
-            and not form[1]
-            and typeof(self.forms[form]).nbytes - held >= LEAST_BYTES_LET_GO
+            if now - at > FAR_EQUATIONS and form in self.forms and not form[1]
         ]
-        for form in far:
-            del self.forms[form]
-        if far:  # or passes would find that the same is gathered twice, and keep it
+        large = [
+            form
+            for form in far
+            if typeof(self.forms[form]).nbytes - (form != own and held) >= LEAST_BYTES_LET_GO
+        ]
+        for form in large:
+            if form != own:
+                del self.forms[form]
+        # Behind a barrier, or passes would find that the same is made twice, and keep it.
+        if own in large and self.origin is not None:
+            self.forms[own] = self.origin.again(self.cell.axes) or self.forms[own]
+            self.read_at[own] = now
+        elif any(form != own for form in large):
             self.forms[own] = optimization_barrier(self.forms[own])
 
     def _made(self, want: Split, sizes: Sizes) -> Any:
         if self.is_zero:
             return self.zeros(want, sizes)
+        if self.origin is not None and (found := self.origin.made(want)) is not None:
+            return found
         totals = self._totals()
         if not totals:
             form = min(self.forms, key=lambda form: len(form[1]))
@@ -160,6 +186,37 @@ class Value:
             for own, wanted in zip(split, want, strict=True)
         ]
         return alone(self.read(tuple(kept), sizes), tuple(kept), want, unreduced, sizes)
+
+
+class Origin:
+    """What a value is made of that has the same elements at other places, or of another type.
+
+    Of a form that exists of the operand the same form of the value is made, and nothing moves.
+    """
+
+    __slots__ = ("make", "operand", "places")
+
+    def __init__(self, operand: Value, places: Sequence[int], make: Callable[[Any], Any]):
+        self.operand = operand
+        self.places = places  # for each dim of the operand, that of the value
+        self.make = make
+
+    def made(self, want: Split) -> Any | None:
+        """The form of the value that is split so; None if there is no such form of the operand."""
+        form = total_form(tuple([want[d] for d in self.places]))
+        x = self.operand
+        found = x.forms.get(form)
+        if found is None and x.origin is not None:
+            found = x.origin.made(form[0])
+        return None if found is None else self.make(found)
+
+    def again(self, want: Split) -> Any | None:
+        """The form of the value once more, so that the one before need not be kept."""
+        form, x = total_form(tuple([want[d] for d in self.places])), self.operand
+        if form not in x.forms:
+            return None
+        x.forms[form] = optimization_barrier(x.forms[form])
+        return self.make(x.forms[form])
 
 
 def part_shape(shape: Sequence[int], split: Split, sizes: Sizes) -> tuple[int, ...]:

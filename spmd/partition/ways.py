@@ -119,6 +119,7 @@ def _chosen(
         _closed_labels(rule, cells),
         sizes,
         terms=cells[0].terms if cells else (),
+        share=cells[0].sum.share if cells and cells[0].sum is not None else {},
         windows=kind.windows,
         edge=any(cell.edge for cell in cells),
         free=[x.axes_whole() for x in operands],

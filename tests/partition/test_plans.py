@@ -224,12 +224,12 @@ TENSOR = dict.fromkeys(("q", "k", "v", "up"), COLUMNS) | dict.fromkeys(("o", "do
 PLANS: dict[str, tuple[dict[str, int], dict[str, P], P, dict[str, int]]] = {
     # Each weight's gradient once, the tied embedding's too, and the loss.
     "data": ({"data": 4}, {}, P("data"), {"all_reduce": WEIGHTS + 1}),
-    # Weights are gathered (the embedding for each of its two uses), gradients scattered.
+    # Weights are gathered (the embedding once for its two uses), gradients scattered.
     "fully sharded": (
         {"data": 4},
         {"emb": P("data"), **dict.fromkeys(("q", "k", "v", "o", "up", "down"), P(None, "data"))},
         P("data"),
-        {"all_gather": WEIGHTS + 1, "reduce_scatter": WEIGHTS, "all_reduce": 1},
+        {"all_gather": WEIGHTS, "reduce_scatter": WEIGHTS, "all_reduce": 1},
     ),
     # Two sums a layer forward, two backward.
     "tensor": ({"model": 4}, TENSOR, P(), {"all_reduce": 4 * LAYERS}),
