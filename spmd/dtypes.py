@@ -7,10 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as _np
+from ml_dtypes import bfloat16
 
 from spmd.base import dtypes as _dtypes
+from spmd.base.dtypes import canonical as canonicalize_dtype
 from spmd.base.dtypes import (
-    bfloat16,
     extended,
     finfo,
     float0,
@@ -19,7 +20,6 @@ from spmd.base.dtypes import (
     prng_key,
     promote_types,
 )
-from spmd.base.dtypes import canonical as canonicalize_dtype
 from spmd.base.dtypes import is_bool as _is_bool
 from spmd.base.dtypes import is_complex as _is_complex
 from spmd.base.dtypes import is_integer as _is_integer

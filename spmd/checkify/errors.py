@@ -17,6 +17,8 @@ from spmd.core.aval import ShapedArray
 class CheckError(SpmdError, ValueError):
     """A check failed in a program that `checkify` rewrote, or in eager code."""
 
+    located = False  # it names the line of the check, at its end
+
 
 @record
 class Site:
@@ -66,7 +68,8 @@ class Error:
         if not found:
             return None
         site, _ = next(iter(found.values()))
-        return CheckError(f"{site.source}: {self.get()}")
+        # The message first, as in JAX: libraries match its beginning.
+        return CheckError(f"{self.get()}\n  checked at {site.source}")
 
     def throw(self) -> None:
         """Raise a `CheckError` if a check failed."""

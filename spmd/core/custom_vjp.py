@@ -31,7 +31,7 @@ from spmd.core.custom_common import (
 )
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.structural import reduce_sum
-from spmd.core.trace import EVAL, unchanged
+from spmd.core.trace import CONSTANTS, EVAL, unchanged
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
 
 P = ParamSpec("P")
@@ -134,6 +134,7 @@ class _VjpRules:
         self.call, self.fwd, self.bwd, self.symbolic = call, fwd, bwd, symbolic
         self.res_tree: TreeDef | None = None
         self.out_tree: TreeDef | None = None
+        self.constants: list[bool] = []  # which residuals fwd gave as numbers, not as arrays
 
     def forward(
         self, flat: Sequence[Any], perturbed: Sequence[bool]
@@ -152,6 +153,7 @@ class _VjpRules:
         outs, self.out_tree = tree_flatten(pair[0])
         call.set_out_tree(self.out_tree, "fwd rule")
         residuals, self.res_tree = tree_flatten(pair[1])
+        self.constants = [isinstance(x, CONSTANTS) for x in residuals]
         return residuals, outs
 
     def backward(self, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
@@ -159,7 +161,9 @@ class _VjpRules:
         call = self.call
         assert self.res_tree is not None and self.out_tree is not None
         nondiff = [call.nondiff[i] for i in sorted(call.nondiff)]
-        res = tree_unflatten(self.res_tree, residuals)
+        # A scalar array may have become a number on its way; what fwd gave as a number stays one.
+        kept = zip(residuals, self.constants, strict=True)
+        res = tree_unflatten(self.res_tree, [x if c else unchanged(x) for x, c in kept])
         cts = [shown(ct, self.symbolic) for ct in cts]
         with attributed_to(None):
             found = self.bwd(*nondiff, res, tree_unflatten(self.out_tree, cts))

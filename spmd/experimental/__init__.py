@@ -9,7 +9,7 @@ from spmd.lax.callback import io_callback
 __all__ = ["io_callback"]
 
 _MODULES = (
-    "checkify", "custom_partitioning", "jet", "layout", "mesh_utils", "multihost_utils", "pjit",
-    "shard_alike", "shard_map",
+    "checkify", "custom_partitioning", "jet", "layout", "mesh_utils", "multihost_utils", "ode",
+    "pjit", "shard_alike", "shard_map",
 )  # fmt: skip
 __getattr__, __dir__ = _attach(__name__, _MODULES)

@@ -125,6 +125,7 @@ from spmd.lax.convert import (
     convert_element_type_p,
     copy,
     copy_p,
+    dtype,
     reduce_precision,
     reduce_precision_p,
     stop_gradient,
@@ -201,6 +202,7 @@ from spmd.lax.fft import FftType, fft, fft_p
 from spmd.lax.gather import (
     gather,
     gather_p,
+    index_take,
     scatter_add,
     scatter_add_p,
 )
@@ -279,6 +281,7 @@ from spmd.lax.reduce_window_select import (
 )
 from spmd.lax.scatter import (
     scatter,
+    scatter_apply,
     scatter_max,
     scatter_max_p,
     scatter_min,

@@ -209,6 +209,10 @@ def _result_avals(what: str, results: Any) -> tuple[tuple[ShapedArray, ...], Tre
     return tuple(avals), tree
 
 
+# As which exception a callback's own one reaches the caller of the program; None: as itself.
+raised_as: Callable[[Exception], Exception] | None = None
+
+
 def _run(what: str, xp: Any, function: Any, operands: Sequence[Any]) -> list[np.ndarray]:
     """Call the user's function as if nothing of ours surrounded it; errors name the user's line."""
     source = current_source()
@@ -223,6 +227,8 @@ def _run(what: str, xp: Any, function: Any, operands: Sequence[Any]) -> list[np.
             on = f" on {place.device}" if place.device is not None else ""
             at = f" ({place})" if place.axes else ""
             error.add_note(f"raised in the {what} made at {source}{on}{at}")
+            if raised_as is not None:
+                raise raised_as(error) from error
             raise
 
 

@@ -15,7 +15,7 @@ import spmd.base.context as context
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.tree import tree_map
-from spmd.core.aval import ShapedArray, typeof
+from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Primitive, dims, linear, remembered
 from spmd.core.structural import broadcast_in_dim, move_dim
@@ -348,3 +348,24 @@ copy_p = unary(
     transpose=lambda ct, x: copy(ct),
     widen=False,
 )
+
+
+# ---- dtype -------------------------------------------------------------------------------------
+
+
+def dtype(x: Any) -> Any:
+    """The dtype of an array, of a Python number as an array, or that a name of a dtype stands for.
+
+    Arrays may have any shape. Raises an `ArgumentError` if `x` is neither.
+
+    >>> lax.dtype(1.5), lax.dtype("int8")
+    (dtype('float32'), dtype('int8'))
+    """
+    if is_arraylike(x):
+        return x.dtype if hasattr(x, "dtype") and not isinstance(x, np.ndarray) else typeof(x).dtype
+    if x is not None:
+        try:
+            return dtypes.canonical(x)
+        except TypeError:
+            pass
+    raise ArgumentError(f"dtype: {x!r} of type {type(x).__name__} is no array and no dtype")

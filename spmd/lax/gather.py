@@ -14,8 +14,11 @@ from spmd.base import dtypes
 from spmd.base.errors import ShapeError
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.primitive import Linear, Primitive, dims, remembered
-from spmd.core.structural import move_dim, zeros_like_aval
+from spmd.core.structural import broadcast_in_dim, move_dim, reshape, zeros_like_aval
+from spmd.lax.arithmetic import add, rem
+from spmd.lax.concatenate import concatenate
 from spmd.lax.families import fail
+from spmd.lax.logic import lt, select
 from spmd.lax.scatter_rules import (
     bind_scatter,
     linear_in_operand_and_updates,
@@ -327,3 +330,36 @@ scatter_add_p = Primitive(
     batch=scatter_batch(lambda: scatter_add_p),
     dims=scatter_dims,
 )
+
+
+# ---- index_take --------------------------------------------------------------------------------
+
+
+def index_take(src: Any, idxs: Any, axes: Sequence[int]) -> Array:
+    """Take slices of `src` at index vectors: component k of each addresses dim `axes[k]`.
+
+    `idxs` has an array of indices for each of `axes`, all of one length: the leading dim of the
+    result. The other dims of `src` follow, and the result has its dtype. Negative indices, and those past the end, wrap around.
+    Raises a `ShapeError` if there is not one array for each of `axes`.
+
+    >>> lax.index_take(np.eye(3), (np.array([0, 1]), np.array([0, 2])), (0, 1))
+    Array([1., 0.], dtype=float32)
+    """
+    aval = typeof(src)
+    axes = tuple(axes)
+    if len(idxs) != len(axes):
+        fail(ShapeError, f"index_take: {len(idxs)} arrays of indices for {len(axes)} axes {axes}")
+    columns = []
+    for index, axis in zip(idxs, axes, strict=True):
+        shape = typeof(index).shape
+        size = broadcast_in_dim(np.asarray(aval.shape[axis], typeof(index).dtype), shape, ())
+        left = rem(index, size)
+        zero = broadcast_in_dim(np.asarray(0, typeof(index).dtype), shape, ())
+        columns.append(reshape(select(lt(left, zero), add(left, size), left), (*shape, 1)))
+    numbers = GatherDimensionNumbers(
+        offset_dims=tuple(range(1, aval.ndim - len(axes) + 1)),
+        collapsed_slice_dims=tuple(sorted(axes)),
+        start_index_map=axes,
+    )
+    sizes = [1 if d in axes else n for d, n in enumerate(aval.shape)]
+    return gather(src, concatenate(columns, 1), numbers, sizes)

@@ -6,7 +6,7 @@ in one element of `scatter`, the last one wins, on every backend; its gradient c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +15,16 @@ from spmd.base import dtypes
 from spmd.base.errors import RefusedError
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
-from spmd.core.structural import add_any, broadcast_in_dim, reshape, zeros_like_aval
-from spmd.lax.arithmetic import div, mul, neg
+from spmd.core.structural import add_any, broadcast_in_dim, reshape, to_front, zeros_like_aval
+from spmd.core.vmap import BatchAxis, batch_flat
+from spmd.lax.arithmetic import add, div, mul, neg
 from spmd.lax.array import iota
+from spmd.lax.control_while import while_loop
 from spmd.lax.convert import convert_element_type
 from spmd.lax.families import fail
 from spmd.lax.gather import gather_like_scatter, scatter_add, scatter_add_p
-from spmd.lax.logic import eq, select
+from spmd.lax.logic import eq, gt, lt, select
+from spmd.lax.reduce import reduce_max
 from spmd.lax.scatter_rules import (
     bind_scatter,
     linear_in_operand_and_updates,
@@ -337,3 +340,65 @@ scatter_max_p = Primitive(
     batch=scatter_batch(lambda: scatter_max_p),
     dims=scatter_dims,
 )
+
+
+# ---- scatter_apply -----------------------------------------------------------------------------
+
+
+def scatter_apply(
+    operand: Any,
+    scatter_indices: Any,
+    func: Callable[[Any], Any],
+    dimension_numbers: ScatterDimensionNumbers,
+    *,
+    update_shape: Sequence[int] = (),
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: str | GatherScatterMode | None = None,
+) -> Array:
+    """Replace elements of `operand` by `func` of them where `scatter_indices` says.
+
+    `func` is a function of one scalar. An element that is addressed twice is replaced twice,
+    unless `unique_indices` says that there is none. `update_shape` is the shape that `updates`
+    would have in `scatter`: batch dims, and those of a window. `dimension_numbers`,
+    `indices_are_sorted`, `mode`, the shape and the dtype, which are those of `operand`, and the
+    errors are as there: `ShapeError`, `DtypeError` and `ArgumentError`. **Prefer `x.at[i].apply(func)`.**
+
+    >>> elements = lax.ScatterDimensionNumbers((), (0,), (0,))
+    >>> lax.scatter_apply(
+    ...     np.arange(3.0), np.array([[1], [2], [2]]), lambda x: 2 * x, elements, update_shape=(3,)
+    ... )
+    Array([0., 2., 8.], dtype=float32)
+    """
+    aval = typeof(operand)
+    one = broadcast_in_dim(np.int32(1), tuple(update_shape), ())
+    times = scatter_add(
+        broadcast_in_dim(np.int32(0), aval.shape, ()),
+        scatter_indices,
+        one,
+        dimension_numbers,
+        indices_are_sorted=indices_are_sorted,
+        unique_indices=unique_indices,
+        mode=mode,
+    )
+
+    def replaced(x: Any, count: Any) -> Any:
+        flat = [reshape(x, (aval.size,))]
+        axis = BatchAxis(None, aval.size)
+        (out,), (dim,) = batch_flat(lambda element: [func(element)], axis, flat, [0])
+        new = reshape(to_front(out, dim, aval.size), aval.shape)
+        return select(gt(times, count), convert_element_type(new, aval.dtype), x)
+
+    zero = broadcast_in_dim(np.int32(0), aval.shape, ())
+    if unique_indices:
+        return replaced(operand, zero)
+    most = reduce_max(times, tuple(range(aval.ndim)))
+    out, _ = while_loop(
+        lambda state: lt(state[1], most),
+        lambda state: (
+            replaced(state[0], broadcast_in_dim(state[1], aval.shape, ())),
+            add(state[1], np.int32(1)),
+        ),
+        (operand, np.int32(0)),
+    )
+    return out

@@ -7,6 +7,7 @@ The order of steps is NumPy's `einsum_path`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ def einsum(
     optimize: Any = "auto",
     precision: Any = None,
     preferred_element_type: Any = None,
+    _dot_general: Any = lax.dot_general,
     out_sharding: Any = None,
 ) -> Array:
     """The sum of products of arrays over dims that are named by letters.
@@ -52,7 +54,8 @@ def einsum(
     stand for letters. The operands are promoted to one dtype, which the result has;
     `preferred_element_type` is another dtype for the sums and the result. `precision` is that
     of `lax.dot_general`; `optimize` chooses the order of products, as in NumPy. `out_sharding`,
-    a sharding or spec over `Explicit` mesh axes, is the layout of the result.
+    a sharding or spec over `Explicit` mesh axes, is the layout of the result. `_dot_general` is a
+    function in the place of `lax.dot_general`, as libraries of quantized products have one.
 
     >>> snp.einsum("ij,kj->ik", np.ones((2, 3)), np.ones((4, 3))).shape
     (2, 4)
@@ -75,7 +78,8 @@ def einsum(
         if len(chosen) == 1:
             terms.append(_summed(*chosen[0], needed))
         else:
-            terms.append(_contracted(chosen[0], chosen[1], needed, precision, wanted))
+            product = functools.partial(_dot_general, precision=precision)
+            terms.append(_contracted(chosen[0], chosen[1], needed, product, wanted))
     x, labels = _summed(*terms[0], set(output))
     x = lax.transpose(x, [labels.index(label) for label in output if label in labels])
     shape = [sizes[label] for label in output]
@@ -221,7 +225,7 @@ def _summed(x: Any, labels: str, needed: set[str]) -> tuple[Any, str]:
 
 
 def _contracted(
-    left: tuple[Any, str], right: tuple[Any, str], needed: set[str], precision: Any, wanted: Any
+    left: tuple[Any, str], right: tuple[Any, str], needed: set[str], product: Any, wanted: Any
 ) -> tuple[Any, str]:
     x, in_x = _summed(*left, needed | set(right[1]))
     y, in_y = _summed(*right, needed | set(left[1]))
@@ -232,7 +236,7 @@ def _contracted(
         ([in_x.index(k) for k in spent], [in_y.index(k) for k in spent]),
         ([in_x.index(k) for k in batch], [in_y.index(k) for k in batch]),
     )
-    result = lax.dot_general(x, y, numbers, precision, wanted or typeof(x).dtype)
+    result = product(x, y, numbers, preferred_element_type=wanted or typeof(x).dtype)
     free = [k for k in in_x if k not in shared] + [k for k in in_y if k not in shared]
     if wanted is not None:
         # Later steps multiply operands of one dtype.

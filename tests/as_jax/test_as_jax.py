@@ -273,3 +273,47 @@ def test_ranks_of_spmdrun(ranks, tmp_path):
     done = run(program, folder=tmp_path, ranks=ranks)
     wanted = f"{ranks} {float(sum(range(1, ranks + 1)))} 15.0"
     assert done.stdout.count(wanted) == ranks, done.stdout + done.stderr
+
+
+def test_names_that_libraries_use(tmp_path):
+    """What the programs of JAX's libraries asked for: each line failed once."""
+    program = """
+        import jax, jax.numpy as jnp, jax.extend.core
+        import jax.extend.linear_util as lu
+        from jax.api_util import debug_info, flatten_fun_nokwargs
+        from jax.experimental import checkify
+        from jax.interpreters import partial_eval as pe
+        ref = jax.new_ref(jnp.zeros(2))
+        ref[0] = 3.0
+        assert jax.freeze(ref)[0] == 3.0 and callable(jax.default_device)
+        assert isinstance(jax.dtypes.bfloat16, type)
+
+        def fail(x):
+            raise ValueError("of the callback")
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        try:
+            jax.jit(lambda x: jax.pure_callback(fail, shape, x))(1.0)
+        except jax.errors.JaxRuntimeError as error:
+            assert "ValueError: of the callback" in str(error), str(error)
+            assert isinstance(error.__cause__, ValueError)
+
+        def top(x):
+            trace = jax.extend.core.find_top_trace((x,))
+            assert x._trace.main is trace.main
+            return x
+        jax.jvp(top, (1.0,), (1.0,))
+
+        f = lambda x, y: (x * 2, y + 1)
+        fun = lu.wrap_init(lambda *a: f(*a), debug_info=debug_info("f", f, (1.0, 2.0), {}))
+        pvals = [pe.PartialVal.known(1.0), pe.PartialVal.unknown(jax.typeof(2.0))]
+        jaxpr, out, consts = pe.trace_to_jaxpr_nounits(fun, pvals)
+        (known, value), (aval, unknown) = out
+        assert known is None and value == 2.0 and aval.shape == () and unknown is None
+
+        try:
+            checkify.check_error(checkify.checkify(lambda x: checkify.check(x > 0, "low"))(-1)[0])
+        except ValueError as error:
+            assert str(error).startswith("low")
+        print("fine")
+    """
+    assert run(program, folder=tmp_path).stdout == "fine\n"

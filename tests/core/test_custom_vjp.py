@@ -183,3 +183,20 @@ def test_closing_over_a_differentiated_value_is_refused():
 def test_a_function_without_rules_is_refused():
     with pytest.raises(GradError, match=r"has no rules; set them with \.defvjp"):
         spmd.custom_vjp(lambda x: x)(1.0)
+
+
+def test_residuals_are_arrays_or_what_fwd_gave():
+    """A scalar argument is an array in bwd as in fwd; a number that fwd makes stays a number."""
+    kinds = []
+
+    @spmd.custom_vjp
+    def f(x):
+        return 2.0 * x
+
+    def bwd(residuals, ct):
+        kinds.append([type(r).__name__ for r in residuals])
+        return (2.0 * ct,)
+
+    f.defvjp(lambda x: (f(x), (x, True, 3)), bwd)
+    assert spmd.grad(f)(0.5) == 2.0
+    assert kinds == [["Array", "bool", "int"]]

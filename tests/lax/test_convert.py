@@ -134,3 +134,14 @@ def test_copy_is_another_array():
     x = np.ones(3, np.float32)
     y = np.asarray(lax.copy(x))
     assert not np.shares_memory(x, y)
+
+
+def test_dtype_of_what_is_an_array_or_names_a_dtype():
+    assert lax.dtype(1.5) == np.float32 and lax.dtype(True) == np.bool_
+    assert lax.dtype(np.ones(2, np.float64)) == np.float32  # as it would be here, without x64
+    assert lax.dtype(np.int8) == lax.dtype("int8") == np.int8
+    assert lax.dtype(spmd.random.key(0)) == spmd.random.key(0).dtype
+    assert spmd.jit(lambda x: lax.convert_element_type(x, lax.dtype(x)))(2).dtype == np.int32
+    for x in (None, [1], "float99"):
+        with pytest.raises(ArgumentError, match="no array and no dtype"):
+            lax.dtype(x)

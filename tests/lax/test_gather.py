@@ -212,3 +212,13 @@ def test_more_errors():
         make_jaxpr(lambda b, u: lax.scatter_add(b, OUTSIDE, u, numbers))(b, b[:2])
     with pytest.raises(DtypeError, match=r"one dtype, got float32.* and int32"):
         make_jaxpr(lambda x: lax.scatter_add(x, OUTSIDE, np.zeros((2, 2), "i4"), numbers))(x)
+
+
+def test_index_take():
+    x = np.arange(24.0).reshape(2, 3, 4)
+    rows, columns = np.array([0, 3, -1]), np.array([-2, 1, 4])
+    found = lax.index_take(x, (rows, columns), (0, 2))
+    np.testing.assert_array_equal(found, x[rows % 2, :, columns % 4])
+    np.testing.assert_array_equal(lax.index_take(x, (rows,), (1,)), x.swapaxes(0, 1)[rows % 3])
+    with pytest.raises(ShapeError, match="2 arrays of indices for 1 axes"):
+        lax.index_take(x, (rows, columns), (0,))

@@ -158,3 +158,23 @@ def test_nothing_is_written_to_an_empty_array(mode, method):
 
     empty = snp.zeros((0, 2))
     assert update(empty).shape == spmd.jit(update)(empty).shape == (0, 2)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, spmd.jit])
+def test_scatter_apply_applies_once_for_each_index(wrap):
+    elements = lax.ScatterDimensionNumbers((), (0,), (0,))
+    x, indices = np.arange(1.0, 6.0, dtype=np.float32), np.array([[0], [2], [2], [9]])
+
+    def f(x, indices, **options):
+        double = lambda e: lax.cond(e > 2, lambda v: v * 10, lambda v: v + 0.5, e)  # noqa: E731
+        return lax.scatter_apply(
+            x, indices, double, elements, update_shape=indices.shape[:1], **options
+        )
+
+    np.testing.assert_array_equal(wrap(f)(x, indices), [1.5, 2, 300, 4, 5])
+    once = spmd.grad(lambda x: snp.sum(wrap(lambda x: f(x, indices[:2], unique_indices=True))(x)))
+    np.testing.assert_array_equal(once(x), [1, 1, 10, 1, 1])
+    rows = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+    table = np.arange(6.0, dtype=np.float32).reshape(3, 2)
+    found = lax.scatter_apply(table, np.array([[2]]), lax.neg, rows, update_shape=(1, 2))
+    np.testing.assert_array_equal(found, [[0, 1], [2, 3], [-4, -5]])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from types import ModuleType as _ModuleType
+from typing import Any as _Any
 
 import spmd as _spmd
 from spmd.as_jax import environment as _environment
+from spmd.as_jax.callbacks import follow_jax as _follow_jax
 from spmd.as_jax.finder import API_LEVEL as _API_LEVEL
 from spmd.as_jax.finder import below as _below
 
 _environment.read()
+_follow_jax()
 
 globals().update(
     {
@@ -23,4 +26,13 @@ __version__ = _API_LEVEL
 __version_info__ = tuple(int(part) for part in _API_LEVEL.split("."))
 # Says which system this is; the real JAX has no such name.
 __spmd__ = _spmd.__version__
-__getattr__ = _below("jax")
+_absent = _below("jax")
+
+
+def __getattr__(name: str) -> _Any:
+    """What `spmd` imports when it is first asked for, and what is below `jax`."""
+    if not name.startswith("_") and name in _spmd.__dir__():
+        value = getattr(_spmd, name)
+        if not isinstance(value, _ModuleType):
+            return value
+    return _absent(name)

@@ -165,6 +165,10 @@ def get_opaque_trace_state(convention: str | None = None) -> OpaqueTraceState:
     return OpaqueTraceState(state.trace)
 
 
+# A trace stands for its own transformation, as JAX's `trace.main` did.
+Trace.main = property(lambda trace: trace)  # type: ignore[attr-defined]
+
+
 def find_top_trace(args: Any = ()) -> Trace:
     """The trace that handles operations now."""
     return state.trace

@@ -9,7 +9,6 @@ from typing import Any
 from spmd.as_jax.jax.extend.linear_util import WrappedFun
 from spmd.as_jax.refuse import missing
 from spmd.base.context import current_trace, state
-from spmd.base.record import record
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Jaxpr
 from spmd.core.linearize import MixedTrace
@@ -29,22 +28,28 @@ __getattr__ = missing("jax.interpreters.partial_eval")
 DynamicJaxprTracer = JaxprTracer
 
 
-@record
-class PartialVal:
-    """A value that is known, or the aval of one that is not."""
-
-    aval: ShapedArray | None
-    const: Any
+class PartialVal(tuple):
+    """A pair: the aval of a value that is not known, or None; and a known value, or None."""
 
     @staticmethod
     def known(const: Any) -> PartialVal:
         """A known value."""
-        return PartialVal(None, const)
+        return PartialVal((None, const))
 
     @staticmethod
     def unknown(aval: ShapedArray) -> PartialVal:
         """A value of which only the aval is known."""
-        return PartialVal(aval, None)
+        return PartialVal((aval, None))
+
+    @property
+    def aval(self) -> ShapedArray | None:
+        """The aval of an unknown value."""
+        return self[0]
+
+    @property
+    def const(self) -> Any:
+        """A known value."""
+        return self[1]
 
     def is_known(self) -> bool:
         """Whether the value is known."""
