@@ -362,7 +362,8 @@ def scatter_apply(
     unless `unique_indices` says that there is none. `update_shape` is the shape that `updates`
     would have in `scatter`: batch dims, and those of a window. `dimension_numbers`,
     `indices_are_sorted`, `mode`, the shape and the dtype, which are those of `operand`, and the
-    errors are as there: `ShapeError`, `DtypeError` and `ArgumentError`. **Prefer `x.at[i].apply(func)`.**
+    errors are as there: `ShapeError`, `DtypeError` and `ArgumentError`.
+    **Prefer `x.at[i].apply(func)`.**
 
     >>> elements = lax.ScatterDimensionNumbers((), (0,), (0,))
     >>> lax.scatter_apply(
