@@ -340,7 +340,8 @@ def index_take(src: Any, idxs: Any, axes: Sequence[int]) -> Array:
 
     `idxs` has an array of indices for each of `axes`, all of one length: the leading dim of the
     result. The other dims of `src` follow, and the result has its dtype. Negative indices, and
-    those past the end, wrap around. Raises a `ShapeError` if there is not one array for each of `axes`.
+    those past the end, wrap around. Raises a `ShapeError` if there is not one array for each of
+    `axes`.
 
     >>> lax.index_take(np.eye(3), (np.array([0, 1]), np.array([0, 2])), (0, 1))
     Array([1., 0.], dtype=float32)
