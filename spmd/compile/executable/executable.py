@@ -209,7 +209,9 @@ class Executable:
         """Run on arguments of exactly the avals compiled for, now or beside Python."""
         # Before anything is written over a donated argument.
         home = common_home(leaves, self.names)
-        results = self.call(leaves, belongs_in_queue(self.native, leaves))
+        # Where the queue is empty it takes long programs only.
+        in_queue = (QUEUE.jobs or self.native.is_long) and belongs_in_queue(self.native, leaves)
+        results = self.call(leaves, bool(in_queue))
         place(results, home)
         return results
 
