@@ -155,7 +155,7 @@ class Value:
         return moved(x, self.cell.shape, have, want, sizes)
 
     def _seconds(self, have: Split, want: Split, sizes: Sizes) -> tuple[float, int]:
-        """What it takes to make one form from another."""
+        """The cost of making one form from another."""
         x = typeof(next(iter(self.forms.values())))
         return seconds(x.update(shape=self.cell.shape), have, want, sizes)
 
