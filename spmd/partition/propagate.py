@@ -37,7 +37,7 @@ from spmd.sharding.constraint import sharding_constraint_p
 from spmd.sharding.custom_partitioning import custom_partitioning_p
 from spmd.sharding.explicit_layouts import reshard_p, to_auto_p
 from spmd.sharding.named import NamedSharding
-from spmd.sharding.operand_layouts import spec_over
+from spmd.sharding.operand_layouts import is_reordered, similar_spec, spec_over
 from spmd.sharding.shard_map_rules import shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec
 
@@ -590,7 +590,10 @@ class Plan:
         mesh, spec = eqn.params["mesh"], eqn.params["spec"]
         if self.mesh.has_grid_of(mesh):
             return spec
-        found = spec_over(self.mesh, NamedSharding(mesh, spec))
+        sharding = NamedSharding(mesh, spec)
+        if is_reordered(self.mesh, sharding):  # the order of devices counts for results alone
+            return similar_spec(self.mesh, sharding)
+        found = spec_over(self.mesh, sharding)
         if found is None or eqn.prim is reshard_p:
             raise ShardingError(
                 f"{eqn.source}: a value of {eqn.invars[0].aval.short()} is constrained to {spec} "

@@ -253,6 +253,8 @@ class JitFunction:
             made = select.compile_program(
                 entry.closed, entry.donated, layouts=layouts, wanted=entry.out_shardings
             )
+        if made.is_map and layouts is not None:
+            made.core.agree_in_any_case()
         entry.executables[layouts] = made
         if config.log_compiles:
             print(
