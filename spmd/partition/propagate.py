@@ -20,6 +20,7 @@ from spmd.base.errors import ShardingError
 from spmd.collectives.axis import pcast_p
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Var
+from spmd.core.remat import optimization_barrier_p
 from spmd.core.structural import add_any_p, permute_dims_p, reshape_p
 from spmd.lax.arithmetic import add_p, neg_p, sub_p
 from spmd.lax.array import squeeze_p
@@ -569,6 +570,11 @@ class Plan:
         (made,) = self._new(scope, eqn)
         self.same(made, given[0])
 
+    def _barrier(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
+        """Each result is laid out as its operand, whatever the others are."""
+        for one, other in zip(self._new(scope, eqn), given, strict=True):
+            self.same(one, other)
+
     def _custom_call(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
         """A function whose user ties dims together by a rule, or tells how results lie."""
         rules, made = eqn.params["_rules"], self._new(scope, eqn)
@@ -658,6 +664,7 @@ _STRUCTURAL = {
     to_auto_p: Plan._to_auto,
     pcast_p: Plan._to_auto,
     custom_partitioning_p: Plan._custom_call,
+    optimization_barrier_p: Plan._barrier,
 }
 
 
