@@ -311,7 +311,7 @@ def _agree(what: str, names: Sequence[str], leaves: Sequence[Any]) -> None:
 
 
 def _origin(what: str) -> Origin:
-    """The text that ranks compare, and the source line, which may differ between ranks."""
+    """What ranks compare, and the line that is only told: each rank may call from its own."""
     return Origin(what, source=str(current_source()))
 
 

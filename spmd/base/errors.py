@@ -202,6 +202,10 @@ class LaunchError(SpmdError, RuntimeError):
     located = False
 
 
+class OutOfMemoryError(SpmdError, MemoryError):
+    """A device has no memory left for an array."""
+
+
 class DeletedError(SpmdError, RuntimeError, ValueError):
     """A donated or deleted array was used."""
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 from spmd.base.lazy_import import Deferred
 
 # From the front half (`dispatch/`) to the back half: imported by the first program.
-compiler = Deferred("spmd.compile.native.llvm.compiler")
 elementwise = Deferred("spmd.compile.expressions.scalar_ops")
 executable = Deferred("spmd.compile.executable.executable")
-device_orders = Deferred("spmd.compile.executable.device_orders")
 eager_kernels = Deferred("spmd.compile.dispatch.eager_kernels")
 fast_call = Deferred("spmd.compile.dispatch.fast_call")
 mesh_executable = Deferred("spmd.compile.executable.mesh_executable")
@@ -39,6 +37,10 @@ sharing = Deferred("spmd.compile.native.llvm.modules")
 entry_point_ir = Deferred("spmd.compile.native.cpython.ir.entry_point")
 runtime_ir = Deferred("spmd.compile.native.runtime.ir.modules")
 tree_walks_ir = Deferred("spmd.compile.native.cpython.ir.tree_unflatten")
+
+# The emulator's translator: for kernels whose native code is not on the disk.
+read_ptx = Deferred("spmd.compile.cuda.emulator.ptx")
+translate_ptx = Deferred("spmd.compile.cuda.emulator.translate")
 
 # Modules that look into programs.
 allocator = Deferred("spmd.compile.native.runtime.allocator")

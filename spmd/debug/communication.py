@@ -1,4 +1,4 @@
-"""The data that a call moves between devices: each collective, its bytes, and its source line."""
+"""What a call moves between devices: each collective, its bytes, and the line that asks for it."""
 
 from __future__ import annotations
 

@@ -36,35 +36,35 @@ from spmd.sharding.array import Array, ArrayLike
 
 
 class EigResult(NamedTuple):
-    """The result of `eig`."""
+    """What `eig` returns."""
 
     eigenvalues: Array
     eigenvectors: Array
 
 
 class EighResult(NamedTuple):
-    """The result of `eigh`."""
+    """What `eigh` returns."""
 
     eigenvalues: Array
     eigenvectors: Array
 
 
 class QRResult(NamedTuple):
-    """The result of `qr`."""
+    """What `qr` returns."""
 
     Q: Array
     R: Array
 
 
 class SlogdetResult(NamedTuple):
-    """The result of `slogdet`."""
+    """What `slogdet` returns."""
 
     sign: Array
     logabsdet: Array
 
 
 class SVDResult(NamedTuple):
-    """The result of `svd`."""
+    """What `svd` returns."""
 
     U: Array
     S: Array

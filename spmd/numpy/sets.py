@@ -195,7 +195,7 @@ def _kept(name: str, x: Any, mask: Any, size: int | None, fill_value: Any) -> An
 
 
 class UniqueAll(NamedTuple):
-    """The result of `unique_all`."""
+    """What `unique_all` returns."""
 
     values: Any
     indices: Any
@@ -204,14 +204,14 @@ class UniqueAll(NamedTuple):
 
 
 class UniqueCounts(NamedTuple):
-    """The result of `unique_counts`."""
+    """What `unique_counts` returns."""
 
     values: Any
     counts: Any
 
 
 class UniqueInverse(NamedTuple):
-    """The result of `unique_inverse`."""
+    """What `unique_inverse` returns."""
 
     values: Any
     inverse_indices: Any

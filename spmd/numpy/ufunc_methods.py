@@ -82,12 +82,12 @@ class ufunc:
 
     @property
     def nin(self) -> int:
-        """The number of arguments the function takes."""
+        """How many arguments the function takes."""
         return self._counts[0]
 
     @property
     def nout(self) -> int:
-        """The number of results the function has."""
+        """How many results the function has."""
         return self._counts[1]
 
     @property

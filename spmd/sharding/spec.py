@@ -251,7 +251,7 @@ class Mesh(NamedAxes, contextlib.ContextDecorator):
 
     @property
     def size(self) -> int:
-        """The number of devices there are."""
+        """How many devices there are."""
         return 0 if self.empty else self.devices.size
 
     @property

@@ -84,7 +84,7 @@ def process_index() -> int:
 
 
 def process_count() -> int:
-    """The number of ranks the job has."""
+    """How many ranks the job has."""
     return job().world.size
 
 
@@ -94,7 +94,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """The number of ranks of the job on this host."""
+    """How many ranks of the job this host has."""
     return job().local_size
 
 

@@ -36,10 +36,21 @@ from spmd.compile.kernel.split_reduction import Chunks, split_reduction
 # With this many rows every multiprocessor of today's largest GPUs has two of them.
 CHUNKS = Chunks(elements=4096, most=1024, enough_points=264)
 
-PRELUDE = "\n".join(
-    Path(__file__).with_name(name).read_text(encoding="utf-8")
+_HEADS = {
+    name: Path(__file__).with_name(name).read_text(encoding="utf-8")
     for name in ("scalar.cuh", "team.cuh")
-)
+}
+PRELUDE = "\n".join(_HEADS.values())
+
+
+def prelude_files() -> list[tuple[str, int, int]]:
+    """The files that a module begins with: name, first line in the module, count of lines."""
+    found, first = [], 1
+    for name, text in _HEADS.items():
+        count = text.count("\n") + 1
+        found.append((name, first, count))
+        first += count
+    return found
 
 
 def render(kernel: Kernel) -> Rendered:

@@ -7,11 +7,12 @@ import re
 import numpy as np
 import pytest
 
+from spmd.compile.cuda.driver import CudaError
 from spmd.compile.cuda.kernel import module_text, render
 from spmd.compile.cuda.launch import Rendered
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import Kernel
-from tests.compile.cuda.emulator import EmulationError, Emulator
+from tests.compile.cuda.emulated import Emulator
 from tests.compile.kernel.op_kernels import row_sum, transposed_case
 
 
@@ -45,8 +46,12 @@ def test_a_removed_barrier_is_found(name):
     assert end is not None
     at = source.rindex("__syncthreads();", start.end(), end.start())
     broken = source[:at] + source[at:].replace("__syncthreads();", "", 1)
-    wrong = run(kernel, rendered, broken)[1]
-    assert not np.allclose(wrong, expected, rtol=1e-5)
+    with pytest.raises(CudaError, match=r"with no barrier between, and one of them") as caught:
+        run(kernel, rendered, broken)
+    # One of the two is what reads too early: the next access behind the barrier.
+    behind = broken[at:].splitlines()
+    reading = next(line.strip() for line in behind if re.search(r"(slots|tile0)\[", line))
+    assert f": {reading}" in str(caught.value)
 
 
 def test_a_barrier_that_some_threads_miss_is_found():
@@ -55,19 +60,21 @@ def test_a_barrier_that_some_threads_miss_is_found():
     source = module_text(rendered.functions)
     first = "const int member = threadIdx.x;"
     assert first in source
-    with pytest.raises(EmulationError, match="ended before __syncthreads"):
+    with pytest.raises(CudaError, match=r"waits at a barrier, and others have ended at team.cuh"):
         run(kernel, rendered, source.replace(first, f"{first} if (member >= 32) return;"))
-    with pytest.raises(EmulationError, match="missing at a shuffle"):
+    with pytest.raises(CudaError, match=r"lanes of its warp that don't come at team.cuh"):
         run(kernel, rendered, source.replace(first, f"{first} if (member == 5) return;"))
 
 
-def test_writes_outside_are_found():
+def test_accesses_outside_are_found():
     kernel = row_sum(3, 1000)
     rendered = render(kernel)
     source = module_text(rendered.functions)
-    with pytest.raises(EmulationError, match="a write outside argument 1"):
+    with pytest.raises(CudaError, match=r"wrote 4 bytes at .*, outside of what is allocated at "):
         run(kernel, rendered, source.replace("a1[point] =", "a1[point + 1] ="))
+    with pytest.raises(CudaError, match=r"read 4 bytes at .* at kernels.cu:\d+: const f32 v1 = a0"):
+        run(kernel, rendered, source.replace("= a0[point", "= a0[1 + point"))
     slots = "slots += threadIdx.y * WARPS;"
     assert slots in source
-    with pytest.raises(EmulationError, match="behind the shared memory"):
+    with pytest.raises(CudaError, match=r"of the shared memory, which has 32 at .*value;"):
         run(kernel, rendered, source.replace(slots, "slots += WARPS;", 1))

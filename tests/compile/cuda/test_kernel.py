@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
+from spmd.compile.cuda.emulator.layout import Mode
 from spmd.compile.cuda.kernel import render, render_product
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.matmul import Operand, Product, store_epilogue
@@ -16,16 +17,19 @@ from tests.compile.cuda.corpus import (
     with_inputs,
     written_cases,
 )
-from tests.compile.cuda.emulator import Emulator
+from tests.compile.cuda.emulated import Emulator
 from tests.compile.cuda.large_kernels import LARGE, elementwise, large_inputs
 from tests.compile.kernel.op_kernels import assert_close, renumbered, row_sum
 from tests.compile.kernel.random_kernels import Case
 
+each_mode = pytest.mark.parametrize("mode", ["plain", "checked"])
 
-def assert_emulates(cases: Iterable[Case]) -> None:
+
+def assert_emulates(cases: Iterable[Case], mode: Mode) -> None:
     """Compile all kernels as one module, run each, and compare it with the interpreter."""
     rendered = [(case, render(case.kernel)) for case in cases]
-    emulator = Emulator(function for _, each in rendered for function in each.functions)
+    functions = [function for _, each in rendered for function in each.functions]
+    emulator = Emulator(functions, mode=mode)
     for case, each in rendered:
         expected, got = [a.copy() for a in case.arrays], [a.copy() for a in case.arrays]
         interpret(case.kernel, expected)
@@ -34,18 +38,21 @@ def assert_emulates(cases: Iterable[Case]) -> None:
             assert_close(case.kernel, expected, got)
 
 
-def test_each_feature_of_the_ir_gives_the_values_of_the_interpreter():
-    assert_emulates(written_cases())
+@each_mode
+def test_each_feature_of_the_ir_gives_the_values_of_the_interpreter(mode):
+    assert_emulates(written_cases(), mode)
 
 
-def test_each_operation_gives_the_values_of_the_interpreter_on_each_dtype():
-    assert_emulates(operation_cases())
+@each_mode
+def test_each_operation_gives_the_values_of_the_interpreter_on_each_dtype(mode):
+    assert_emulates(operation_cases(), mode)
 
 
-def test_kernels_of_programs_give_the_values_of_the_interpreter():
+@each_mode
+def test_kernels_of_programs_give_the_values_of_the_interpreter(mode):
     kernels = program_kernels()
     assert len(kernels) > 200, "the corpus has shrunk: is the lowering still asked?"
-    assert_emulates(with_inputs(kernel, seed) for seed, kernel in enumerate(kernels))
+    assert_emulates([with_inputs(kernel, seed) for seed, kernel in enumerate(kernels)], mode)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.matmul import Operand, Product, interpret_product, store_epilogue
 from tests.compile.cuda.corpus import program_products
-from tests.compile.cuda.emulator import Emulator
+from tests.compile.cuda.emulated import Emulator
 from tests.compile.kernel.op_kernels import assert_close
 from tests.compile.kernel.random_products import ProductCase, random_product
 
@@ -46,11 +46,13 @@ def assert_same(case: ProductCase, expected, got) -> None:
         assert_close(case.product.epilogue, expected[1:], got[1:], loose=4)
 
 
-def test_products_give_the_values_of_the_interpreter():
+@pytest.mark.parametrize("mode", ["plain", "checked"])
+def test_products_give_the_values_of_the_interpreter(mode):
     cases = CASES + of_programs()
     assert len(cases) > len(CASES) + 5
     rendered = [render_product(case.product) for case in cases]
-    emulator = Emulator(function for each in rendered for function in each.functions)
+    functions = [function for each in rendered for function in each.functions]
+    emulator = Emulator(functions, mode=mode)
     for case, each in zip(cases, rendered, strict=True):
         expected, got = [x.copy() for x in case.arrays], [x.copy() for x in case.arrays]
         interpret_product(case.product, *expected)

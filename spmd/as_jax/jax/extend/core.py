@@ -64,7 +64,7 @@ class DropVar(Var):
 
 
 class TraceTag:
-    """The identity that two traces of one transformation have in common."""
+    """What two traces of one transformation have in common."""
 
 
 class _Ours(type):

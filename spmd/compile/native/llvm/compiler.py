@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # The entry under the name of a text that is part of a unit: this, the unit's name, its symbols.
 _MOVED = b"unit "
+# The attribute of a function that LLVM takes apart where it suspends.
+COROUTINE = " presplitcoroutine "
 
 # Held while texts are taken apart, compiled and loaded.
 _compiling = guard("loader")
@@ -196,22 +198,37 @@ class Loader:
     def compile_written(self, written: Written) -> Mapping[str, int]:
         """Compile and load, as `optimize` does, a text that takes long to write.
 
-        It must depend on nothing but spmd's own files: if these are as they were when the disk got
-        its code, it is not even written.
+        It must depend on nothing but spmd's own files and its name: if these are as they were when
+        the disk got its code, it is not even written.
         """
-        mark = self._mark(written.name)
-        if mark is None:
-            return self.compile_texts([written.write()], optimize=True)
+        (found,) = self.compile_all_written([written])
+        return found
+
+    def compile_all_written(self, writtens: Sequence[Written]) -> list[Mapping[str, int]]:
+        """The same for several texts: those that the disk lacks are compiled together.
+
+        Of each, the addresses of the symbols that it defines, maybe among others.
+        """
+        marks = [self._mark(written.name) for written in writtens]
+        found = [None if mark is None else self._of_mark(mark) for mark in marks]
+        missing = {k: w.write() for k, w in enumerate(writtens) if found[k] is None}
+        addresses = self.compile_texts(list(missing.values()), optimize=True)
+        for k, text in missing.items():
+            (entry,) = {addresses[symbol].entry for symbol in sharing.symbols_of(text)}
+            whole = found[k] = self._loaded[entry]
+            if (mark := marks[k]) is not None:
+                object_cache.store(mark, _MOVED + " ".join([entry, *whole]).encode())
+        return [each for each in found if each is not None]
+
+    def _of_mark(self, mark: str) -> Mapping[str, int] | None:
+        """The addresses of a written text whose code is on the disk."""
         with self._lock:
             stored = object_cache.load(mark) or b""
             if stored.startswith(_MOVED):
                 entry, *symbols = stored[len(_MOVED) :].decode().split()
                 if self._load_entries({entry: symbols}):
                     return self._loaded[entry]
-        addresses = self.compile_texts([written.write()], optimize=True)
-        (entry,) = {address.entry for address in addresses.values()}
-        object_cache.store(mark, _MOVED + " ".join([entry, *addresses]).encode())
-        return addresses
+        return None
 
     def _load(
         self, texts: Mapping[Source, str], home: dict[Source, str | None], units: dict[str, _Unit]
@@ -273,8 +290,9 @@ class Loader:
             symbols = [s for text, _ in sources for s in sharing.symbols_of(text)]
             names = [keys[source] for source in sources]
             name = names[0] if len(names) == 1 else entry_key("unit", *names)
-            moved = _MOVED + " ".join([name, *symbols]).encode()
-            object_cache.store_all({name: code} | {n: moved for n in names if n != name})
+            object_cache.store(name, code)
+            for other in names if len(names) > 1 else ():
+                object_cache.store(other, _MOVED + " ".join([name, *symbols]).encode())
             yield sources, _Unit(name, symbols, code)
 
     def load_entries(self, entries: Mapping[str, Sequence[str]]) -> bool:
@@ -355,13 +373,13 @@ class Loader:
         return self._emit_now(sources) if made is None else made
 
     def _emit_now(self, sources: Sequence[Source]) -> bytes:
-        is_control = sharing.is_control(sources[0])
-        free = self._emitters[is_control]
+        free = self._emitters[sharing.is_control(sources[0])]
         try:
             # The one that was used last: LLVM's set-up at the first use is done.
             emitter = free.pop()
         except IndexError:
-            emitter = _Emitter(self._llvm, self._target_machine(0 if is_control else 2))
+            level = 0 if sharing.is_control(sources[0]) else 2
+            emitter = _Emitter(self._llvm, self._target_machine(level))
         try:
             return emitter.emit(sources)
         finally:
@@ -432,7 +450,7 @@ class Batch:
         key = self._wanted[source] = loader._key(text, optimize)
         if key in loader._texts:
             return
-        for symbol in called_by_text(text) if SHARED_PREFIX in text else ():
+        for symbol in called_by_text(text):
             if symbol not in sharing.symbols_of(text):
                 self._add(shared_text(symbol), needs_passes(symbol))
         self._new[source] = key
@@ -520,10 +538,10 @@ class _Emitter:
             module.close()
             raise RuntimeError(f"LLVM IR is not valid: {_decoded(message)}\n{text}")
         if optimize and not sharing.is_control((text, optimize)):
-            self._optimize(module)
+            self._optimize(module, COROUTINE in text)
         return module
 
-    def _optimize(self, module: Any) -> None:
+    def _optimize(self, module: Any, has_coroutines: bool) -> None:
         # Stack slots become registers. LLVM's other passes would take up to ten times as long and
         # make the code no faster: unrolled loops and vectors are written as such.
         options = self._llvm.create_pipeline_tuning_options(speed_level=2)
@@ -532,6 +550,11 @@ class _Emitter:
         passes.add_always_inliner_pass()
         passes.add_sroa_pass()
         passes.run(module, builder)
+        if has_coroutines:
+            # Without optimisation LLVM's own list of passes is little more than what they need.
+            options = self._llvm.create_pipeline_tuning_options(speed_level=0)
+            builder = self._llvm.create_pass_builder(self._machine, options)
+            builder.getModulePassManager().run(module, builder)
 
 
 def _decoded(message: ctypes.c_char_p) -> str:

@@ -309,12 +309,12 @@ class Function:
     @contextmanager
     def if_(self, condition: Value) -> Iterator[None]:
         """Run the block when the condition holds."""
-        then, after = self._label(), self._label()
-        self._branch(condition, then, after)
-        self._start(then)
+        then, after = self.label(), self.label()
+        self.branch(condition, then, after)
+        self.start(then)
         yield
-        self._goto(after)
-        self._start(after)
+        self.goto(after)
+        self.start(after)
 
     @contextmanager
     def if_else(self, condition: Value) -> Iterator[Else]:
@@ -325,30 +325,30 @@ class Function:
             it.otherwise()
             ...
         """
-        then, otherwise, after = self._label(), self._label(), self._label()
-        self._branch(condition, then, otherwise)
-        self._start(then)
+        then, otherwise, after = self.label(), self.label(), self.label()
+        self.branch(condition, then, otherwise)
+        self.start(then)
         yield Else(self, otherwise, after)
-        self._goto(after)
-        self._start(after)
+        self.goto(after)
+        self.start(after)
 
     @contextmanager
     def loop(self) -> Iterator[None]:
         """Repeat the block until `break_if` or a return."""
-        head, after = self._label(), self._label()
-        self._goto(head)
-        self._start(head)
+        head, after = self.label(), self.label()
+        self.goto(head)
+        self.start(head)
         self._breaks.append(after)
         yield
         self._breaks.pop()
-        self._goto(head)
-        self._start(after)
+        self.goto(head)
+        self.start(after)
 
     def break_if(self, condition: Value) -> None:
         """Leave the innermost loop when the condition holds."""
-        stay = self._label()
-        self._branch(condition, self._breaks[-1], stay)
-        self._start(stay)
+        stay = self.label()
+        self.branch(condition, self._breaks[-1], stay)
+        self.start(stay)
 
     @contextmanager
     def range(self, begin: Operand, end: Operand, step: Operand = 1) -> Iterator[Value]:
@@ -360,6 +360,26 @@ class Function:
             self.break_if(i >= bound)
             yield i
             index.set(i + step)
+
+    def label(self) -> str:
+        """A name for a block of code."""
+        return f"b{self._fresh()}"
+
+    def start(self, label: str) -> None:
+        """Begin a block of code, which blocks before it end by going to."""
+        self._body.append(f"{label}:")
+        self._open = True
+
+    def goto(self, label: str) -> None:
+        """End the block by going to another; nothing where it has ended already."""
+        if self._open:
+            self._body.append(f"br label %{label}")
+            self._open = False
+
+    def branch(self, condition: Value, then: str, otherwise: str) -> None:
+        """End the block by going to one of two others."""
+        self._append(f"br i1 {condition.text}, label %{then}, label %{otherwise}")
+        self._open = False
 
     # ---- rendering ---------------------------------------------------------------------------
 
@@ -376,28 +396,12 @@ class Function:
     def _append(self, line: str) -> None:
         if not self._open:
             # Code behind a return still needs a block to stand in; LLVM removes it.
-            self._start(self._label())
+            self.start(self.label())
         self._body.append(line)
 
     def _fresh(self) -> int:
         self._names += 1
         return self._names
-
-    def _label(self) -> str:
-        return f"b{self._fresh()}"
-
-    def _start(self, label: str) -> None:
-        self._body.append(f"{label}:")
-        self._open = True
-
-    def _goto(self, label: str) -> None:
-        if self._open:
-            self._body.append(f"br label %{label}")
-            self._open = False
-
-    def _branch(self, condition: Value, then: str, otherwise: str) -> None:
-        self._append(f"br i1 {condition.text}, label %{then}, label %{otherwise}")
-        self._open = False
 
 
 class Words(dict[str, Value]):
@@ -428,8 +432,8 @@ class Else:
 
     def otherwise(self) -> None:
         """End the first half; the code that follows runs when the condition does not hold."""
-        self._function._goto(self._after)
-        self._function._start(self._label)
+        self._function.goto(self._after)
+        self._function.start(self._label)
 
 
 def is_float(type: str) -> bool:

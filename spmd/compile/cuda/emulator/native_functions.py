@@ -1,0 +1,33 @@
+"""The native functions that translated kernels call, as texts that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spmd.compile.cuda.emulator import checks, coroutines, lanes
+from spmd.compile.cuda.emulator.declared import with_declarations
+from spmd.compile.native.llvm.shared_functions import share
+
+
+def _shared(name: str, write: Callable[[str], str]) -> str:
+    """The symbol of a function whose text `write` gives for a symbol."""
+    text = write("SYMBOL")
+    return share(f"cuda_{name}", with_declarations(text), optimize=True)
+
+
+REPORT = _shared("report", checks.report_text)
+CHECK_GLOBAL = _shared("check_global", lambda s: checks.check_global_text(s, REPORT))
+CHECK_SHARED = _shared("check_shared", lambda s: checks.check_shared_text(s, REPORT))
+TRACE = _shared("trace", checks.trace_text)
+BEGIN_BLOCK = _shared("begin_block", coroutines.begin_block_text)
+RUN = _shared("run", lambda s: coroutines.run_text(s, BEGIN_BLOCK, REPORT))
+SHUFFLE = {
+    mode: _shared(f"shuffle_{mode}", lambda s, mode=mode: lanes.shuffle_text(s, mode))
+    for mode in lanes.SHUFFLES
+}
+BALLOT = _shared("ballot", lanes.ballot_text)
+MULTIPLY = {
+    half: _shared(f"multiply_{half}", lambda s, half=half: lanes.multiply_text(s, half))
+    for half in ("f16", "bf16")
+}
+NOISE = _shared("noise", lanes.noise_text)

@@ -1,0 +1,121 @@
+"""What a launch moved: sectors of global memory and wavefronts of shared memory, for each line.
+
+The accesses of a warp's lanes at the same instruction, in its same round, are one request. Global
+memory moves in sectors of 32 bytes: the least is the bytes that differ, in whole sectors. Shared
+memory has 32 banks of 4 bytes, and serves words of different banks in one wavefront: the least is
+what its bytes take at 128 a wavefront.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from spmd.base.record import record
+from spmd.compile.cuda.emulator.code import Kernel, described
+
+SECTOR, BANK, BANKS = 32, 4, 32
+_WARP_SHIFT = 5
+
+
+@record
+class Line:
+    """The requests of one access in a kernel: `moved` sectors or wavefronts, and the least."""
+
+    place: str
+    space: str
+    writes: bool
+    nbytes: int
+    requests: int
+    moved: int
+    least: int
+
+
+@record
+class Traffic:
+    """What a launch moved; `counted` of its `accesses` are in the lines."""
+
+    kernel: str
+    lines: tuple[Line, ...]
+    counted: int
+    accesses: int
+
+    @classmethod
+    def of(cls, kernel: Kernel, records: np.ndarray, accesses: int) -> Traffic:
+        """Count a trace: rows of (number of the access, address, thread, block)."""
+        return cls(kernel.symbol, tuple(_lines(kernel, records)), len(records), accesses)
+
+    def total(self, space: str) -> tuple[int, int]:
+        """What moved in a space, and the least."""
+        lines = [line for line in self.lines if line.space == space]
+        return sum(line.moved for line in lines), sum(line.least for line in lines)
+
+    def __str__(self) -> str:
+        rows = [
+            f"{line.space:6} {'write' if line.writes else 'read':5} {line.nbytes:2} bytes "
+            f"{line.requests:7} requests {line.moved:8} moved {line.least:8} least  {line.place}"
+            for line in self.lines
+        ]
+        return "\n".join([self.kernel, *rows])
+
+
+def _lines(kernel: Kernel, records: np.ndarray) -> Iterator[Line]:
+    for number, (space, writes, nbytes, place) in enumerate(kernel.accesses):
+        rows = records[records[:, 0] == number]
+        if not len(rows):
+            continue
+        requests, address = _requests(rows), rows[:, 1]
+        if space == "global":
+            moved = _distinct(requests, address, nbytes, SECTOR)
+            least = _least(requests, address, nbytes, SECTOR)
+        else:
+            moved = _wavefronts(requests, address, nbytes)
+            least = _least(requests, address, nbytes, BANK * BANKS)
+        text = described(kernel, place)
+        yield Line(text, space, writes, nbytes, int(requests.max()) + 1, moved, least)
+
+
+def _requests(rows: np.ndarray) -> np.ndarray:
+    """For each access the number of its request: of its block, its warp, and its round."""
+    thread, block = rows[:, 2], rows[:, 3]
+    owner = block << 10 | thread
+    order = np.argsort(owner, kind="stable")
+    ordered = owner[order]
+    begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    rounds = np.empty(len(rows), np.int64)
+    lengths = np.diff(np.r_[begins, len(rows)])
+    rounds[order] = np.arange(len(rows)) - np.repeat(begins, lengths)
+    keys = np.stack([block, thread >> _WARP_SHIFT, rounds])
+    return np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+
+
+def _units(
+    requests: np.ndarray, address: np.ndarray, nbytes: int, unit: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """All different (request, unit of memory) pairs."""
+    count = max(-(-nbytes // unit), 1)
+    first = address // unit
+    each = np.stack([first + k for k in range(count)]).reshape(-1)
+    pairs = np.unique(np.stack([np.tile(requests, count), each]), axis=1)
+    return pairs[0], pairs[1]
+
+
+def _distinct(requests: np.ndarray, address: np.ndarray, nbytes: int, unit: int) -> int:
+    return len(_units(requests, address, nbytes, unit)[0])
+
+
+def _least(requests: np.ndarray, address: np.ndarray, nbytes: int, unit: int) -> int:
+    """For each request the bytes that differ, in whole units."""
+    owner, _ = _units(requests, address, nbytes, nbytes)
+    return int((-(-np.bincount(owner) * nbytes // unit)).sum())
+
+
+def _wavefronts(requests: np.ndarray, address: np.ndarray, nbytes: int) -> int:
+    """For each request the most words of one bank; wide accesses take at least their share."""
+    owner, word = _units(requests, address, nbytes, BANK)
+    banks = np.stack([owner, word % BANKS])
+    pairs, counts = np.unique(banks, axis=1, return_counts=True)
+    most = np.zeros(int(requests.max()) + 1, np.int64)
+    np.maximum.at(most, pairs[0], counts)
+    return int(most.sum())
