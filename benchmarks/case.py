@@ -1,4 +1,4 @@
-"""What a case is, and the inputs that all of them are made from.
+"""The class of cases, and the inputs that all of them are made from.
 
 A case's `make(side)` prepares inputs on that side and returns a function of no arguments. Calling
 it once is what gets timed; what it returns is waited for, unless the case says `wait=False`, and is
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def settings(self) -> tuple[int, bool]:
-        """What a process has to be started with to run the case."""
+        """The settings with which a process is started to run the case."""
         return self.devices, self.x64
 
     @property

@@ -230,7 +230,7 @@ def in_this_process(side_name: str, program: str) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """What a fresh process finds on the disk."""
+    """The programs that a fresh process finds on the disk."""
 
     byte_code: str
     caches: str = ""  # the disk caches of both sides, which one process leaves to the next

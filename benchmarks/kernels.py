@@ -111,7 +111,7 @@ def cross_entropy(side: Side, scores, labels):
 
 
 def cross_entropy_gradient(side: Side, scores, labels):
-    """What its backward pass begins with."""
+    """The operands with which its backward pass begins."""
     assert side.grad is not None
     return side.grad(lambda s: cross_entropy(side, s, labels))(scores)
 
@@ -269,7 +269,7 @@ def random_uniform(side: Side, seed):
 
 
 def move_cases() -> list[Case]:
-    """What moves data rather than computes."""
+    """The cases that move data rather than compute."""
     square_of: list[Any] = [array(1024, 1024), array(1024, 1024, seed=1)]
     embedding = [array(10_000, 128), indices(10_000, 4096)]
     seed = indices(1000)

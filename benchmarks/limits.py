@@ -1,4 +1,4 @@
-"""What this machine can do: copies and multiply-adds in native loops on all cores.
+"""The limits of this machine: copies and multiply-adds in native loops on all cores.
 
 A case that says how many bytes it must move, or how much it must compute, gets one more side: the
 time in which the machine copies that many bytes (half of them read, half written, through the
@@ -196,7 +196,7 @@ _CAPACITY_SAMPLES = 7
 
 
 def capacities() -> list[dict[str, Any]]:
-    """What one core does by itself, and what all do at once: median and best, in 1e9 a second.
+    """The rates of one core by itself, and of all at once: median and best, in 1e9 a second.
 
     Cores share memory, and on a shared host more than that: all of them at once are seldom as fast
     as their number says, and a case that two threads compute in half the time is the exception.

@@ -1,4 +1,4 @@
-"""What exchanges in flight save: one training step without and with them, over ranks.
+"""The time that exchanges in flight save: one training step without and with them, over ranks.
 
 spmdrun -n 2 -m benchmarks.overlap [--batch 2048]
 

@@ -47,7 +47,7 @@ class Party:
 
 
 def given(kind: str, nbytes: int, members: int) -> numpy.ndarray:
-    """What all members give, a row each; small whole numbers, so that sums are exact."""
+    """The inputs of all members, a row each; small whole numbers, so that sums are exact."""
     count = max(nbytes // 4, 1)
     if kind in ("psum_scatter", "all_to_all"):
         count = -(-count // members) * members  # a block for each
@@ -55,7 +55,7 @@ def given(kind: str, nbytes: int, members: int) -> numpy.ndarray:
 
 
 def expected(kind: str, x: numpy.ndarray) -> numpy.ndarray:
-    """What all members get, a row each."""
+    """The results of all members, a row each."""
     members = len(x)
     if kind == "psum":
         return numpy.tile(x.sum(0), (members, 1))

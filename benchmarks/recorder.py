@@ -1,4 +1,4 @@
-"""What the flight recorder costs: the same programs with and without it, in one job.
+"""The cost of the flight recorder: the same programs with and without it, in one job.
 
 spmdrun -n 2 -m benchmarks.recorder
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 def compare(world: ShmCommunicator, go: Callable[[], float]) -> tuple[float, float, float]:
     """Medians with records and without, and of the differences of neighbouring blocks."""
-    words, size = world.road.words, world.size
+    words, size = world.state.words, world.size
     address = words[native_state.RECORD]
     times: dict[bool, list[float]] = {True: [], False: []}
     for pair in range(PAIRS):

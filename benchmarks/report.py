@@ -1,4 +1,4 @@
-"""What a run leaves behind: the machine, the commit, the figures; as a table and as JSON."""
+"""The record of a run: the machine, the commit, the figures; as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def machine_to_ourselves() -> Iterator[None]:
 
 
 def load_average() -> float:
-    """How many processes wanted a core during the last minute."""
+    """The number of processes that wanted a core during the last minute."""
     return os.getloadavg()[0]
 
 
@@ -150,7 +150,7 @@ def _seconds(seconds: float) -> str:
 
 
 def ratio(found: dict[str, Result], side: str) -> float | None:
-    """How many times longer a side takes than spmd."""
+    """The ratio of a side's time to spmd's."""
     if side not in found or "spmd" not in found or not found["spmd"].median:
         return None
     return found[side].median / found["spmd"].median

@@ -17,7 +17,7 @@ import numpy
 
 @dataclass(frozen=True)
 class Side:
-    """What a case may use of a framework; `jit` of NumPy and PyTorch is the function itself.
+    """The functions of a framework for cases; `jit` of NumPy and PyTorch is the function itself.
 
     `top` is the framework's own module: what only some sides have is found there.
     """

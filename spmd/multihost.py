@@ -311,7 +311,7 @@ def _agree(what: str, names: Sequence[str], leaves: Sequence[Any]) -> None:
 
 
 def _origin(what: str) -> Origin:
-    """What ranks compare, and the line that is only told: each rank may call from its own."""
+    """The text that ranks compare, and the source line, which may differ between ranks."""
     return Origin(what, source=str(current_source()))
 
 

@@ -70,6 +70,17 @@ def test_no_note_without_an_issue(path):
     assert not notes, "\n".join(notes)
 
 
+@pytest.mark.parametrize("path", LIBRARY, ids=_name)
+def test_docstrings_begin_with_a_subject(path):
+    """The first word is a noun or a verb, and no clause stands for the subject."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    first = [(ast.get_docstring(node) or "").partition("\n")[0] for node in nodes]
+    clauses = [line for line in first if re.match(r"(What|Who|Whoever|Where|When|Why)\b", line)]
+    assert not clauses
+
+
 def test_folders_are_small():
     """A folder is a stage or a subsystem: what has more modules is several."""
     folders = Counter(_name(path.parent) for path in LIBRARY)

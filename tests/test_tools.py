@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from spmd.compile.native.llvm.cores import available_cores
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "api"
@@ -142,6 +145,25 @@ def test_third_call_stays_in_one_file():
     assert done.returncode == 0, done.stderr
     files = [line.split(":")[0] for line in done.stdout.splitlines()]
     assert files == ["compile/dispatch/jit.py"], done.stdout
+
+
+@pytest.mark.parametrize(
+    ("row", "most_files", "most_hops"),
+    [
+        # Which thread loads the runtime depends on the time: that is 30 hops.
+        ("first", 120, 2_030),
+        # On one core the second call compiles what another thread prepares on two.
+        ("second", 20, 100) if available_cores() > 1 else ("second", 45, 1_000),
+    ],
+)
+def test_calls_pass_through_few_files(row: str, most_files: int, most_hops: int, tmp_path):
+    command = [sys.executable, str(ROOT / "tools" / "call_path.py"), "--here", row]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("SPMD_")}
+    environ |= {"SPMD_CACHE_DIR": str(tmp_path), "SPMD_NUM_CPU_DEVICES": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ)
+    assert done.returncode == 0, done.stderr
+    _, files, _, hops = done.stdout.split()
+    assert int(files) <= most_files and int(hops) <= most_hops, done.stdout
 
 
 def test_the_architecture_names_what_the_first_call_passes_through():

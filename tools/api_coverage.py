@@ -96,7 +96,7 @@ class Exclusions:
         return cls(names, suffixes, parameters)
 
     def reason(self, name: str) -> str | None:
-        """Why a name (`lax.sin_p`) is not counted; None if it is."""
+        """The reason that a name (`lax.sin_p`) is not counted; None if it is."""
         for suffix, why in self.suffixes.items():
             if name.endswith(suffix):
                 return why
@@ -105,7 +105,7 @@ class Exclusions:
 
 @dataclass(slots=True)
 class Coverage:
-    """What was found in one namespace."""
+    """The names that were found in one namespace."""
 
     namespace: str
     present: list[str] = field(default_factory=list)

@@ -61,7 +61,7 @@ class Program:
 
     @property
     def about(self) -> str:
-        """What the program does, from its first line."""
+        """The purpose of the program, from its first line."""
         return self._docstring().partition(":")[2].strip().removesuffix(".")
 
     @property

@@ -78,7 +78,7 @@ class Record:
 
     @property
     def began(self) -> int:
-        """When the rank came to it."""
+        """The time at which the rank came to it."""
         return self.entered or self.enqueued
 
     @property

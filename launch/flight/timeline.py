@@ -178,7 +178,7 @@ def compare(reference: Flight, flight: Flight) -> Clock:
 
 
 def _bounds(pairs: Iterable[tuple[Record, Record]]) -> tuple[tuple[float, float], float]:
-    """When, the offset there, and its error: the middle of the tightest bounds.
+    """A time, the offset there, and its error: the middle of the tightest bounds.
 
     `mine.completed - offset` comes after `theirs.began`, and `mine.began - offset` comes before
     `theirs.completed`.

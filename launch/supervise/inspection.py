@@ -160,7 +160,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def ended_by_kernel(pid: int, kills_before: int) -> str:
-    """Why the kernel killed a process, if memory was the reason and the kernel tells."""
+    """The kernel's reason to kill a process, if memory was it and the kernel tells."""
     if out_of_memory_kills() > kills_before:
         return "out of memory: the kernel's killer struck in this memory group"
     try:

@@ -413,7 +413,7 @@ def _whole_shape(what: str, part: np.ndarray, sharding: Sharding, given: Any) ->
 
 
 def _groups(sharding: Sharding, dim: int, ndim: int) -> int | None:
-    """How many parts the processes have along a dim: 1 where all hold the same shards.
+    """The number of parts that the processes have along a dim: 1 where all hold the same shards.
 
     None if shards of two processes overlap without being the same, or differ in number.
     """

@@ -83,7 +83,7 @@ class _Refusing(Loader):
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """What `importlib.metadata` says of JAX: libraries ask for its version."""
+    """The distribution of JAX for `importlib.metadata`: libraries ask for its version."""
 
     def __init__(self, name: str):
         self._name = name

@@ -97,7 +97,7 @@ lowerings: dict[core.Primitive, Any] = {}
 
 
 class Lowered:
-    """What `mlir.lower_fun` returns: a function whose jaxpr stands for a primitive."""
+    """The result of `mlir.lower_fun`: a function whose jaxpr stands for a primitive."""
 
     def __init__(self, f: Callable[..., Any], multiple_results: bool):
         self.f = f

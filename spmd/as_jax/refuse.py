@@ -1,4 +1,4 @@
-"""What a facade says of names that it has not, and of names that can be imported but not used."""
+"""The errors of a facade: for names that it lacks, and for names that can only be imported."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ REFUSED = {
 
 
 def refusal(module: str) -> str | None:
-    """Why the names of a module of JAX can't be used; None if they can, or are not known."""
+    """The reason that a module of JAX has no usable names; None if it has, or is not known."""
     parts = module.removeprefix("jax.").split(".")
     names = (".".join(parts[:k]) for k in range(1, len(parts) + 1))
     return next((REFUSED[name] for name in names if name in REFUSED), None)

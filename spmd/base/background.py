@@ -70,6 +70,13 @@ class Worker:
                 self._jobs.put(job)
             return self.thread is not None
 
+    def flush(self) -> None:
+        """Wait until all jobs that were submitted are done."""
+        if self.thread is not None:
+            done = threading.Event()
+            if self.submit(done.set):
+                done.wait()
+
     def _run(self) -> None:
         while True:
             try:

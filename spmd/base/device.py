@@ -157,11 +157,11 @@ class Platform:
         return [d for d in self.devices() if d.process_index == self.process_index()]
 
     def device_count(self) -> int:
-        """How many devices all processes have."""
+        """The number of devices all processes have."""
         return len(self.devices())
 
     def local_device_count(self) -> int:
-        """How many devices this process has."""
+        """The number of devices this process has."""
         return self._local_count()
 
 

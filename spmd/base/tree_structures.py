@@ -1,4 +1,4 @@
-"""What JAX's `PyTreeDef` can do with structures: put one into another, walk, write to bytes.
+"""The methods of JAX's `PyTreeDef` on structures: compose, walk, write to bytes.
 
 The functions become methods of `TreeDef` when this module is imported, which `spmd.tree_util` does.
 
@@ -68,7 +68,7 @@ def compose(outer: TreeDef, inner: TreeDef) -> TreeDef:
 def walk(
     tree: TreeDef, f_node: Callable[[Any, Any], Any], f_leaf: Any, leaves: Iterable[Any]
 ) -> Any:
-    """What `f_node(children, node_data)` makes of the whole, children first."""
+    """The result of `f_node(children, node_data)` for the whole, children first."""
     values, made = iter(leaves), []
     for node in _children_first(tree):
         if node.kind is None:

@@ -180,7 +180,7 @@ def _restored(folder: Path, step: int, wanted: list[tuple[str, Any]]) -> list[An
 
 
 def _tried(folder: Path, step: int, work: Callable[[], T]) -> tuple[T | None, str]:
-    """What reading gives, and "whole", "absent" or "damaged", of which stderr tells."""
+    """The checkpoint that was read, and "whole", "absent" or "damaged", of which stderr tells."""
     try:
         return work(), "whole"
     except FileNotFoundError as error:

@@ -28,7 +28,7 @@ def is_spread(leaf: Any) -> bool:
 
 
 def check_leaf(name: str, leaf: Any) -> dict[str, Any]:
-    """What a checkpoint says of a leaf: its path, dtype and shape.
+    """The description of a leaf in a checkpoint: its path, dtype and shape.
 
     Raises `ArgumentError` if it is nothing that can be saved.
     """
@@ -145,7 +145,7 @@ def is_number(leaf: Any) -> bool:
 
 
 def place_of(leaf: Any) -> Sharding | None:
-    """Where the template wants a leaf; None for the default device, or the host."""
+    """The place where the template wants a leaf; None for the default device, or the host."""
     if isinstance(leaf, Array):
         return leaf.sharding if leaf.committed else None
     place = leaf.sharding if isinstance(leaf, ShapeDtypeStruct) else None

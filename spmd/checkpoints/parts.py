@@ -136,7 +136,7 @@ class PartsFile:
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """What two rectangles have in common; None if that is nothing."""
+    """The intersection of two rectangles; None if it is empty."""
     both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True)]
     return tuple(both) if all(start < stop for start, stop in both) else None
 

@@ -79,7 +79,7 @@ def normal_groups(what: str, axes: Sequence[Any], groups: Any) -> Groups | None:
 
 
 def group_size(axes: Sequence[Any], groups: Groups | None) -> int:
-    """How many devices take part in one group."""
+    """The number of devices that take part in one group."""
     return len(groups[0]) if groups is not None else size_of(tuple(axes))
 
 

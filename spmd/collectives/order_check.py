@@ -170,16 +170,24 @@ class Schedule:
 
 
 def order_of(
-    traced: ClosedJaxpr, final: ClosedJaxpr, name: str, caller: str, mesh: str
+    traced: ClosedJaxpr,
+    final: ClosedJaxpr,
+    name: str,
+    caller: str,
+    mesh: str,
+    layouts: Sequence[str] = (),
 ) -> tuple[Schedule, dict[Eqn, Origin]]:
     """The schedule of a program, and the origin of each collective that is left in the end.
 
-    `traced` holds the collectives as the user wrote them, `final` those of the compiler.
+    `traced` holds the collectives as the user wrote them, `final` those of the compiler. `layouts`
+    says how arguments are laid out, where that is no part of the code.
     """
     jaxpr = traced.jaxpr
     hoisted = len(jaxpr.invars) - len(jaxpr.arg_names)
     names = [f"a value from outside, number {k}" for k in range(hoisted)] + list(jaxpr.arg_names)
     avals = [v.aval.update(weak_type=False, vma=frozenset()).short() for v in jaxpr.invars]
+    if len(layouts) == len(avals):
+        avals = [f"{aval}, laid out by {text}" for aval, text in zip(avals, layouts, strict=True)]
     found = list(collectives(final))
     entries = _named(list(collectives(traced)), jaxpr, jaxpr.arg_names)
     schedule = Schedule(
@@ -281,6 +289,8 @@ def difference(schedules: Sequence[Schedule]) -> CollectiveError:
         "Every rank must trace the same program: look for `if rank == ...`, sets or unordered "
         "files that order the calls, and arguments whose shapes depend on the rank's data."
     )
+    if _differ_in_layout(first):
+        advice += " Lay an argument out alike on all ranks: device_put(x, sharding)."
     return CollectiveError(f"{head}\n{shown}\n{advice}{more}", diff)
 
 
@@ -316,6 +326,12 @@ def _argument_findings(groups: list[list[int]], first: list[Schedule]) -> Iterat
         texts = [s.arguments[k][1] for s in first]
         if len(set(texts)) > 1:
             yield _sides(f"argument {first[0].arguments[k][0]} differs", groups, texts)
+
+
+def _differ_in_layout(first: list[Schedule]) -> bool:
+    """Whether an argument is laid out in several ways; the text says after the type how."""
+    rows = zip(*([text for _, text in s.arguments] for s in first), strict=False)
+    return any(len({text.partition(", laid out by ")[2] for text in row}) > 1 for row in rows)
 
 
 def _entry_findings(groups: list[list[int]], lists: list[tuple[Entry, ...]]) -> Iterator[str]:

@@ -46,7 +46,7 @@ class Copies:
     items: tuple[Copy, ...]
 
     def received(self) -> dict[int, int]:
-        """How many elements each position gets from others."""
+        """The number of elements that each position gets from others."""
         found: dict[int, int] = {}
         for copy in self.items:
             if copy.source != copy.target:
@@ -79,7 +79,7 @@ def part_sizes(shape: Sequence[int], split: Sequence[Axes], sizes: Mapping[Any, 
 
 
 def held(shape: Sequence[int], split: Sequence[Axes], sizes: Mapping[Any, int]) -> list[Rectangle]:
-    """What each device of a mesh holds of an array, in the order of positions, row-major.
+    """The part of an array that each device of a mesh holds, in the order of positions, row-major.
 
     Each dim is split over the axes that `split` names for it, the first of them the coarsest.
 
@@ -106,7 +106,7 @@ def held(shape: Sequence[int], split: Sequence[Axes], sizes: Mapping[Any, int]) 
 
 
 def elements(rectangle: Rectangle) -> int:
-    """How many elements a rectangle has."""
+    """The number of elements a rectangle has."""
     return math.prod(stop - start for start, stop in rectangle)
 
 
@@ -122,7 +122,7 @@ def common(one: Rectangle, other: Rectangle) -> Rectangle | None:
 
 
 def lacking(have: Rectangle, want: Rectangle) -> int:
-    """How many elements of what it wants a device does not have.
+    """The number of elements that a device wants and does not have.
 
     >>> lacking(((0, 4), (0, 2)), ((0, 2), (0, 4)))
     4

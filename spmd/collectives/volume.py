@@ -1,4 +1,4 @@
-"""What a device receives in a collective: the kinds of primitives, and a formula for each."""
+"""The bytes that a device receives in a collective: a formula for each kind of primitive."""
 
 from __future__ import annotations
 

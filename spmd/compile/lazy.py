@@ -10,8 +10,10 @@ from __future__ import annotations
 from spmd.base.lazy_import import Deferred
 
 # From the front half (`dispatch/`) to the back half: imported by the first program.
+compiler = Deferred("spmd.compile.native.llvm.compiler")
 elementwise = Deferred("spmd.compile.expressions.scalar_ops")
 executable = Deferred("spmd.compile.executable.executable")
+device_orders = Deferred("spmd.compile.executable.device_orders")
 eager_kernels = Deferred("spmd.compile.dispatch.eager_kernels")
 fast_call = Deferred("spmd.compile.dispatch.fast_call")
 mesh_executable = Deferred("spmd.compile.executable.mesh_executable")

@@ -22,7 +22,7 @@ NO_AXES: frozenset[str] = frozenset()
 
 @record
 class ManualAxisType:
-    """What the type of a value says of the axes of the `shard_map`s around it, as sets of names.
+    """The axes of the `shard_map`s around a value, as its type says them in sets of names.
 
     Over a `varying` axis devices have different values, over an `unreduced` one terms of a sum, and
     over a `reduced` one equal values whose cotangents are unreduced.
@@ -135,7 +135,7 @@ class ShapedArray:
 
     @property
     def manual_axis_type(self) -> ManualAxisType:
-        """What the type says of the axes of the maps around: JAX's view of `vma` and the sets."""
+        """The type's axes of the maps around: JAX's view of `vma` and the sets."""
         unreduced, reduced = self.manual_sets()
         return ManualAxisType(self.vma - unreduced, unreduced, reduced)
 

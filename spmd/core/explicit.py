@@ -19,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class ExplicitHooks:
-    """What `sharding/` does with explicit shardings.
+    """The functions of `sharding/` for explicit shardings.
 
     `results` gives the avals of an equation's results, from those of its operands, which have
     shardings, and those that the results have without. `reshard` lays a value out by a sharding, or

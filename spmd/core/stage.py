@@ -22,7 +22,7 @@ from spmd.core.aval import NO_AXES, ShapedArray, is_arraylike, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.explicit import align_sums, result_avals
 from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
-from spmd.core.mutable.cells import Cell, Touches
+from spmd.core.mutable.cells import Cell
 from spmd.core.primitive import Primitive
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
 
@@ -71,6 +71,8 @@ class JaxprTracer(Tracer):
 class JaxprTrace(Trace):
     """Writes equations instead of computing."""
 
+    stages = True
+
     def __init__(self, debug: Debug = NO_DEBUG, parent: Trace | None = None):
         self.parent = context.state.trace if parent is None else parent
         self.debug = debug
@@ -78,7 +80,6 @@ class JaxprTrace(Trace):
         self.invars: list[Var] = []
         # By identity: the value as it was given (kept alive), its tracer, and the jaxpr's constant.
         self.consts: dict[int, tuple[Any, JaxprTracer, Any]] = {}
-        self.touches = Touches()
 
     # -- values --
 
@@ -207,7 +208,7 @@ class JaxprTrace(Trace):
 
         Raises `TouchedCells` if what was staged wrote to a mutable array from outside.
         """
-        if self.touches.before:
+        if self.touches is not None:
             self.touches.restore()
             self.touches.check(self.debug.name, self.debug.reads)
         outvars = [self.atom(x) for x in outs]
@@ -304,7 +305,8 @@ def trace_to_jaxpr(
             check_outputs(outs, debug)
             closed = trace.to_jaxpr(outs)
     finally:
-        trace.touches.restore()
+        if trace.touches is not None:
+            trace.touches.restore()
         trace.finish()
     del args, outs
     if config.check_leaks:

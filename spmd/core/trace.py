@@ -37,7 +37,8 @@ class Trace:
 
     parent: Any = None
     alive: bool = True
-    # The mutable arrays that a function being staged reached outside of itself; None: no such.
+    # Whether it stages a function, and the mutable arrays that this reached outside of itself.
+    stages: bool = False
     touches: Any = None
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:

@@ -55,7 +55,9 @@ class _Cotangents:
     def result(self, var: Var) -> Any:
         """The cotangent of an input, laid out as that is."""
         ct, aval = self.take(var), var.aval.cotangent()
-        return Zero(aval) if isinstance(ct, Zero) else match_sharding(ct, aval)
+        if isinstance(ct, Zero):
+            return Zero(aval)
+        return ct if typeof(ct).sharding is aval.sharding else match_sharding(ct, aval)
 
 
 def backward_pass(

@@ -1,4 +1,4 @@
-"""What a call moves between devices: each collective, its bytes, and the line that asks for it."""
+"""The data that a call moves between devices: each collective, its bytes, and its source line."""
 
 from __future__ import annotations
 

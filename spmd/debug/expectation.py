@@ -15,7 +15,7 @@ from spmd.debug.communication import Collective, by_line, moves_of
 
 
 class CollectivesExpected:
-    """What `expect_collectives` returns: `collectives` has those that ran so far."""
+    """The result of `expect_collectives`: `collectives` has those that ran so far."""
 
     def __init__(self, at_most: int | str | None, counts: dict[str, int]):
         self.collectives: list[Collective] = []

@@ -127,7 +127,7 @@ class Explanation:
 
 
 def reason(step: StepInfo) -> str:
-    """Why a step runs in Python."""
+    """The reason for which a step runs in Python."""
     if _is_exchange(step):
         return "it exchanges data with other processes"
     if getattr(step.step, "together", False):

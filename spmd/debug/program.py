@@ -62,7 +62,7 @@ class Program:
 
     @property
     def devices(self) -> int:
-        """How many devices of this process run the steps."""
+        """The number of devices of this process that run the steps."""
         return self.core.count
 
 

@@ -238,7 +238,7 @@ def _decode_mesh(node: dict[str, Any]) -> NamedAxes:
 
 
 def count_devices(document: Any) -> int:
-    """How many devices a written program needs: as many as the last position of its meshes."""
+    """The number of devices a written program needs: as many as the last position of its meshes."""
     if isinstance(document, list | tuple):
         return max(map(count_devices, document), default=1)
     if not isinstance(document, dict):

@@ -175,7 +175,7 @@ class Windows:
     dilation: tuple[int, ...]
 
     def spans(self) -> tuple[int, ...]:
-        """How many elements a window covers along each dim, gaps included."""
+        """The number of elements a window covers along each dim, gaps included."""
         return tuple(dilated(k, d) for k, d in zip(self.sizes, self.dilation, strict=True))
 
     def padded(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -184,7 +184,7 @@ class Windows:
         return tuple(dilated(n, d) + low + high for n, d, (low, high) in sizes)
 
     def counts(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """How many windows fit along each dim of an array of `shape`."""
+        """The number of windows that fit along each dim of an array of `shape`."""
         found = zip(self.padded(shape), self.spans(), self.strides, strict=True)
         return tuple(
             0 if whole < span or span == 0 else (whole - span) // stride + 1

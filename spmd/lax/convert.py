@@ -54,8 +54,9 @@ def convert_element_type(operand: Any, new_dtype: Any, weak_type: bool = False) 
     """
     if new_dtype is None:
         raise ArgumentError("convert_element_type: new_dtype is None; name a dtype")
-    new_dtype = dtypes.canonical(new_dtype)
     aval = typeof(operand)
+    if aval.dtype is not new_dtype:  # types of values are canonical
+        new_dtype = dtypes.canonical(new_dtype)
     if aval.dtype == new_dtype and aval.weak_type == weak_type:
         return unchanged(operand)
     if type(operand) is int:

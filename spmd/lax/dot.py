@@ -158,8 +158,9 @@ def product_dtypes(lhs: Any, rhs: Any, preferred: Any) -> tuple[Any, Any, np.dty
         pairs = ((left.dtype, left.weak_type), (right.dtype, right.weak_type))
         common = dtypes.promote(pairs)[0]
         lhs, rhs = convert_element_type(lhs, common), convert_element_type(rhs, common)
-        return lhs, rhs, dtypes.canonical(common if preferred is None else preferred)
-    return lhs, rhs, dtypes.canonical(left.dtype if preferred is None else preferred)
+    else:
+        common = left.dtype
+    return lhs, rhs, common if preferred is None else dtypes.canonical(preferred)
 
 
 @lays_out_result
@@ -375,7 +376,9 @@ def _transpose_side(
     other_free = numbers.free(1 - side, other_aval.ndim)
     start = batch_count + (len(free) if side == 0 else 0)
     ct_contract = tuple(range(start, start + len(other_free)))
-    other = convert_element_type(other, typeof(ct).dtype, other_aval.weak_type)
+    dtype = typeof(ct).dtype
+    if other_aval.dtype != dtype:
+        other = convert_element_type(other, dtype, other_aval.weak_type)
     found = dot_general(
         ct,
         other,

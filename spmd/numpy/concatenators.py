@@ -23,7 +23,7 @@ _MATRIX = {"r": 0, "c": 1}
 
 
 class _Concatenator:
-    """What `r_` and `c_` are: three numbers that say how parts become one array.
+    """The class of `r_` and `c_`: three numbers that say how parts become one array.
 
     Parts are joined along `axis` after they got `ndmin` dims; the dims of a part with fewer begin
     at `first` (-1: they are the last ones).

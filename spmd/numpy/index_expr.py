@@ -1,4 +1,4 @@
-"""What `x[...]` may contain, parsed: each part of an index, and the dim of `x` that it consumes.
+"""The parser of `x[...]`: each part of an index, and the dim of `x` that it consumes.
 
 Parsing knows nothing of traces beyond "is this value known?"; `spmd.numpy.indexing` turns the parts
 into slices, dynamic slices, gathers and scatters.

@@ -263,7 +263,7 @@ def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Array:
 
 
 def _cheapest_cuts(sizes: Sequence[int]) -> dict[tuple[int, int], int]:
-    """Where to cut each run of matrices so that multiplying costs least."""
+    """The best cut of each run of matrices, so that multiplying costs least."""
     count = len(sizes) - 1
     cost = {(k, k): 0 for k in range(count)}
     cut: dict[tuple[int, int], int] = {}

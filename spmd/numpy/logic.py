@@ -247,7 +247,7 @@ bitwise_right_shift = right_shift
 
 
 def bitwise_count(x: ArrayLike, /) -> Array:
-    """How many bits of the absolute value of each element are set.
+    """The number of bits that are set in the absolute value of each element.
 
     Elementwise: the result is uint8 and has the shape of `x`, which must have an integer or bool
     dtype.

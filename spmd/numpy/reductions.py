@@ -107,7 +107,7 @@ def _sum_dtype(dtype: np.dtype) -> np.dtype:
 
 @record
 class _Reduction:
-    """What distinguishes `sum` from `max`: its operation, and the value that changes nothing."""
+    """The difference between `sum` and `max`: an operation, and the value that changes nothing."""
 
     name: str
     reduce: Callable[[Any, Sequence[int]], Any]
@@ -344,7 +344,7 @@ def any(
 
 @cached_options
 def count_nonzero(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
-    """How many elements along dims are not zero.
+    """The number of elements along dims that are not zero.
 
     `axis` is one dim, several, or None for all; `keepdims` keeps them with size 1. The result has
     the default integer dtype: int32, or int64 with x64.

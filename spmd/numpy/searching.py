@@ -80,7 +80,7 @@ def where(
 
 
 def concrete_size(name: str, found: Any, size: Any) -> int:
-    """How many elements the result has: `size`, else the number found, which must be known."""
+    """The number of elements the result has: `size`, else the number found, which must be known."""
     if size is not None:
         return operator.index(size)
     if isinstance(found, Tracer) and found.concrete() is None:

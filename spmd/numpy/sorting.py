@@ -341,7 +341,7 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
 def histogram(
     a: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
 ) -> tuple[Array, Array]:
-    """How many elements fall into each bin, and the edges of the bins.
+    """The number of elements that fall into each bin, and the edges of the bins.
 
     `bins` is the number of bins of equal width between the bounds `range`, by default the smallest
     and largest element, or a vector of edges. The last bin contains its right edge too. `weights`,

@@ -1,4 +1,4 @@
-"""What the Python array API standard asks of a namespace: who it is, what it can, and DLPack.
+"""The functions that the Python array API standard adds: namespace information, and DLPack.
 
 Libraries that take arrays of any kind call `x.__array_namespace__()` and go on with what that
 returns: `spmd.numpy`. DLPack hands an array's memory to another library, or takes one's.
@@ -46,10 +46,10 @@ _DEFAULTS = {
 
 
 class NamespaceInfo:
-    """What `__array_namespace_info__()` returns: devices, dtypes and abilities."""
+    """The result of `__array_namespace_info__()`: devices, dtypes and abilities."""
 
     def capabilities(self) -> dict[str, Any]:
-        """What depends on data works outside of transformations, and there only."""
+        """The abilities; shapes may depend on data outside of transformations only."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> Any:
@@ -131,7 +131,7 @@ def to_dlpack(
 
 
 def dlpack_device(self: Any) -> tuple[int, int]:
-    """Where the memory is, in the words of DLPack: (1, 0) is the CPU."""
+    """The device of the memory, in the words of DLPack: (1, 0) is the CPU."""
     return _DLPACK_CPU
 
 
@@ -170,7 +170,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
 
 
 def _why_copied(value: np.ndarray) -> str | None:
-    """What keeps an array from being read where it lies, None if nothing does."""
+    """The reason that an array can't be read where it lies; None if it can."""
     wanted = dtypes.canonical(value.dtype)
     if wanted != value.dtype:
         return f"{value.dtype.name} becomes {wanted.name}"

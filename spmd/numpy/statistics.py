@@ -44,7 +44,7 @@ from spmd.sharding.array import Array, ArrayLike
 
 
 def _count(a: Any, axis: Axis, keepdims: bool, where: Any, dtype: np.dtype) -> Any:
-    """How many elements a mean is over: a constant unless there is a mask."""
+    """The number of elements a mean is over: a constant unless there is a mask."""
     aval = typeof(a)
     dims = canonical_axes(axis, aval.ndim, "mean")
     if where is None:

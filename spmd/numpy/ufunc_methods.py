@@ -82,12 +82,12 @@ class ufunc:
 
     @property
     def nin(self) -> int:
-        """How many arguments the function takes."""
+        """The number of arguments the function takes."""
         return self._counts[0]
 
     @property
     def nout(self) -> int:
-        """How many results the function has."""
+        """The number of results the function has."""
         return self._counts[1]
 
     @property

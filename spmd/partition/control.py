@@ -15,6 +15,7 @@ from spmd.core.axis import cast_to_vma
 from spmd.core.explicit import match_sharding
 from spmd.core.ir import Eqn
 from spmd.core.primitive import Primitive
+from spmd.core.remat import optimization_barrier_p
 from spmd.core.rewrite import eval_closed
 from spmd.lax.control_cond import cond_p, named_switch
 from spmd.lax.control_scan import scan_p
@@ -40,6 +41,18 @@ def _write_constraint(
     if eqn.prim is reshard_p and cell.unreduced:
         x.read(cell.axes, sizes, cell.unreduced)
     return [Value(cell, x.forms)]
+
+
+def _write_barrier(
+    run: Run, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value], sizes: Sizes
+) -> list[Value]:
+    """Parts as they are, behind a barrier: what was gathered before it is gathered again behind."""
+    cells = [scope.cells[v] for v in eqn.outvars]
+    splits = [even(x.cell, sizes).axes for x in operands]
+    parts = [
+        x.read(split, sizes, x.cell.unreduced) for x, split in zip(operands, splits, strict=True)
+    ]
+    return results_of(cells, splits, optimization_barrier_p.bind(*parts))
 
 
 def _write_map(
@@ -149,4 +162,5 @@ STRUCTURAL: dict[Primitive, Callable[..., list[Value]]] = {
     to_auto_p: _write_constraint,
     pcast_p: _write_constraint,
     custom_partitioning_p: write_custom_call,
+    optimization_barrier_p: _write_barrier,
 }

@@ -135,7 +135,7 @@ class Choice:
         return [label for label in found if label in self.shared or self.combines]
 
     def _seconds(self, axis: object, label: int | None, chosen: Mapping[int, set[object]]) -> float:
-        """What it takes if an axis splits the dims with a label, or none."""
+        """The cost if an axis splits the dims with a label, or none."""
         n = self.sizes[axis]
         if label is not None:
             count = n * math.prod(self.sizes[a] for a in chosen.get(label, ()))
@@ -179,7 +179,7 @@ class Choice:
         return large and label not in self.closed and may_be_uneven(self.prim, self.rule, label)
 
     def _halos(self, label: int, count: int, chosen: Mapping[int, set[object]]) -> float:
-        """What it takes to get the rows of neighbours that windows read.
+        """The cost of getting the rows of neighbours that windows read.
 
         A result at an edge of the program is gathered if its parts have different sizes.
         """
@@ -204,7 +204,7 @@ class Choice:
         return seconds
 
     def _reshaped(self, label: int, count: int, chosen: Mapping[int, set[object]]) -> float:
-        """What it takes to get the elements that a part of the result has, and the operand's not.
+        """The cost of getting the elements that a part of the result has, and the operand's not.
 
         A result at an edge of the program is gathered if its parts have different sizes.
         """

@@ -362,7 +362,7 @@ def _joined(x: Any, d: int, axes: Axes, before: int, behind: int, count: int) ->
 
 
 def _by_neighbour(rows: int, own: int) -> list[tuple[int, int]]:
-    """How many rows come from which neighbour, the nearest first."""
+    """The number of rows that come from each neighbour, the nearest first."""
     counts = [own] * (rows // own) + ([rows % own] if rows % own else [])
     return [(count, k + 1) for k, count in enumerate(counts)]
 

@@ -1,4 +1,4 @@
-"""What equations of one kind have in common: the same primitive, types and parameters.
+"""Kinds of equations: those of one kind have the same primitive, types and parameters.
 
 Programs repeat equations, in each of their layers and whenever they are compiled again. What the
 partitioner finds out about one is kept for all of its kind: its rule, the dims that have to be

@@ -64,7 +64,7 @@ def moved(x: Any, shape: Sequence[int], have: Split, want: Split, sizes: Mapping
 def seconds(
     aval: ShapedArray, have: Split, want: Split, sizes: Mapping[Any, int]
 ) -> tuple[float, int]:
-    """What a move takes, by the constants of `cost`, and how many steps it has."""
+    """The cost of a move, by the constants of `cost`, and the number of its steps."""
     found = route(aval.shape, have, want, tuple(sizes.items()))
     nbytes = found.received * aval.dtype.itemsize
     return found.collectives * EXCHANGE + nbytes * BYTE, len(found.steps)

@@ -67,7 +67,7 @@ def bound(
 def writer_of(
     eqn: Eqn, rule: Dims, splits: Sequence[Split], sizes: Sizes, axes: Mapping[int, Axes]
 ) -> Writer | None:
-    """What writes an equation on parts where that is more than its primitive on them.
+    """The writer of an equation on parts, where that is more than its primitive on them.
 
     It serves all equations of a kind, so it keeps nothing of this one but its primitive.
     """

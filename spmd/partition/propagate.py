@@ -20,6 +20,7 @@ from spmd.base.errors import ShardingError
 from spmd.collectives.axis import pcast_p
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Var
+from spmd.core.remat import optimization_barrier_p
 from spmd.core.structural import add_any_p, permute_dims_p, reshape_p
 from spmd.lax.arithmetic import add_p, neg_p, sub_p
 from spmd.lax.array import squeeze_p
@@ -37,7 +38,7 @@ from spmd.sharding.constraint import sharding_constraint_p
 from spmd.sharding.custom_partitioning import custom_partitioning_p
 from spmd.sharding.explicit_layouts import reshard_p, to_auto_p
 from spmd.sharding.named import NamedSharding
-from spmd.sharding.operand_layouts import spec_over
+from spmd.sharding.operand_layouts import is_reordered, similar_spec, spec_over
 from spmd.sharding.shard_map_rules import shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec
 
@@ -569,6 +570,11 @@ class Plan:
         (made,) = self._new(scope, eqn)
         self.same(made, given[0])
 
+    def _barrier(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
+        """Each result is laid out as its operand, whatever the others are."""
+        for one, other in zip(self._new(scope, eqn), given, strict=True):
+            self.same(one, other)
+
     def _custom_call(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
         """A function whose user ties dims together by a rule, or tells how results lie."""
         rules, made = eqn.params["_rules"], self._new(scope, eqn)
@@ -590,7 +596,10 @@ class Plan:
         mesh, spec = eqn.params["mesh"], eqn.params["spec"]
         if self.mesh.has_grid_of(mesh):
             return spec
-        found = spec_over(self.mesh, NamedSharding(mesh, spec))
+        sharding = NamedSharding(mesh, spec)
+        if is_reordered(self.mesh, sharding):  # the order of devices counts for results alone
+            return similar_spec(self.mesh, sharding)
+        found = spec_over(self.mesh, sharding)
         if found is None or eqn.prim is reshard_p:
             raise ShardingError(
                 f"{eqn.source}: a value of {eqn.invars[0].aval.short()} is constrained to {spec} "
@@ -655,6 +664,7 @@ _STRUCTURAL = {
     to_auto_p: Plan._to_auto,
     pcast_p: Plan._to_auto,
     custom_partitioning_p: Plan._custom_call,
+    optimization_barrier_p: Plan._barrier,
 }
 
 

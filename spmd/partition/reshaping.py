@@ -57,7 +57,7 @@ def _intervals(shape: Shape, own: Sequence[int], count: int) -> list[Rectangle]:
 
 
 def lacking_share(old: Shape, new: Shape, dim: int, count: int) -> float:
-    """What share of the elements a device lacks at most, if `count` split operand dim `dim`."""
+    """The largest share of elements that a device lacks, if `count` split operand dim `dim`."""
     for group in groups(old, new):
         if group.old[0] == dim:
             have, want = _intervals(old, group.old, count), _intervals(new, group.new, count)

@@ -1,4 +1,4 @@
-"""What the equations of a program say about the dims of their operands and results.
+"""Sharding rules: the labels that equations give to the dims of their operands and results.
 
 A rule is a `Dims` whose labels are *factors*: dims with one label are split alike, into as many
 blocks in the same order. Most rules are those that primitives have. A reshape keeps the factor of
@@ -102,7 +102,7 @@ def rule_of(eqn: Eqn, windows: Windows) -> Dims | None:
 
 
 def level_of(prim: Primitive, rule: Dims) -> int:
-    """When propagation takes an equation: one of the levels above."""
+    """The level above at which propagation takes an equation."""
     if prim in _CONTRACTS:
         return CONTRACTS
     return RENAMES if prim in _RENAMES or is_row_by_row(rule) else CHANGES_RANK

@@ -20,7 +20,7 @@ Sizes = Mapping[Any, int]
 
 
 class Shift(Protocol):
-    """Where rows of an operand go: row `r + first` of `rows` becomes row `r` of `results`."""
+    """The places of an operand's rows: row `r + first` of `rows` becomes row `r` of `results`."""
 
     @property
     def rows(self) -> int: ...

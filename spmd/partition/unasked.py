@@ -75,7 +75,7 @@ class Watch:
         self.moves: dict[Any, Move] = {}
 
     def moved(self, value: Any, x: Any, have: Split, want: Split, sizes: Mapping[Any, int]) -> Any:
-        """What `moves.moved` gives; the move is noted unless a sharding asks for it."""
+        """The result of `moves.moved`; the move is noted unless a sharding asks for it."""
         cell, eqns = value.cell, state.trace.eqns
         before = len(eqns)
         out = moved(x, cell.shape, have, want, sizes)

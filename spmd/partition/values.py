@@ -124,7 +124,8 @@ class Value:
                 del self.forms[form]
         # Behind a barrier, or passes would find that the same is made twice, and keep it.
         if own in large and self.origin is not None:
-            self.forms[own] = self.origin.again(self.cell.axes) or self.forms[own]
+            if (found := self.origin.again(self.cell.axes)) is not None:
+                self.forms[own] = found
             self.read_at[own] = now
         elif any(form != own for form in large):
             self.forms[own] = optimization_barrier(self.forms[own])
@@ -138,7 +139,8 @@ class Value:
         if not totals:
             form = min(self.forms, key=lambda form: len(form[1]))
             split, over, combine = form
-            total, now = combined(self.forms[form], split, over, combine, self.cell.axes, sizes)
+            target = want if self.uses <= 1 else self.cell.axes
+            total, now = combined(self.forms[form], split, over, combine, target, sizes)
             self.forms[total_form(now)] = total
             if now == want:
                 return total
@@ -155,7 +157,7 @@ class Value:
         return moved(x, self.cell.shape, have, want, sizes)
 
     def _seconds(self, have: Split, want: Split, sizes: Sizes) -> tuple[float, int]:
-        """What it takes to make one form from another."""
+        """The cost of making one form from another."""
         x = typeof(next(iter(self.forms.values())))
         return seconds(x.update(shape=self.cell.shape), have, want, sizes)
 

@@ -54,7 +54,7 @@ def types_of_axes(what: str, names: tuple[Any, ...], given: Any) -> tuple[AxisTy
 
 
 class NamedAxes:
-    """What a mesh knows by its axes: their names, sizes and types."""
+    """The axes of a mesh: their names, sizes and types."""
 
     __slots__ = ()
 
@@ -200,7 +200,7 @@ class AbstractMesh(NamedAxes):
 
     @property
     def size(self) -> int:
-        """How many devices such a mesh has; 0 without axes."""
+        """The number of devices such a mesh has; 0 without axes."""
         return math.prod(self._sizes) if self._sizes else 0
 
     @property

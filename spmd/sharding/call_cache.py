@@ -1,16 +1,18 @@
-"""Repeated calls of mapped functions: the facts for `compile/` to write a closure for them.
+"""Repeated calls of jitted and mapped functions: when closures for them are written, and kept.
 
-The one idea: a call that was evaluated once the general way is described by a `MappedCall`; when
-calls of its kind come again, the hook makes a closure for them, which matches the arguments and
-runs the program without looking at names, trees or meshes. A mismatch returns `MISS`.
+The one idea: a call that was evaluated the general way is noted. When calls of its kind come again,
+the compiler makes a closure for them, which matches the arguments and runs the program without
+looking at names, trees or meshes. A mismatch returns `MISS`.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from spmd.base.background import Worker
 from spmd.base.config import config
 from spmd.base.context import busy, state
 from spmd.base.record import record
@@ -20,6 +22,8 @@ from spmd.core.aval import ShapedArray
 from spmd.core.trace import EVAL
 from spmd.sharding.array import Array
 from spmd.sharding.named import NamedSharding
+
+Match = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 @record
@@ -37,46 +41,74 @@ class MappedCall:
 
 
 class _Hook:
-    """Set by compile: makes the closure of a call, or None if its arguments are not matched."""
+    """Set by the compiler.
 
-    specialise: Callable[[MappedCall], Callable[..., Any] | None] = staticmethod(lambda call: None)
+    `specialise` makes the closure of a mapped call, or None if its arguments are not matched.
+    `preparation` gives the work that the first closure of the process needs, if it should be done
+    beside the program; None once it was given.
+    """
+
+    specialise: Callable[[MappedCall], Match | None] = staticmethod(lambda call: None)
+    preparation: Callable[[], Callable[[], object] | None] = staticmethod(lambda: None)
 
 
 hook = _Hook()
 _all: weakref.WeakSet[FastCalls] = weakref.WeakSet()
+_worker = Worker("spmd-closures")
+
+
+def _no_match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return MISS
 
 
 class FastCalls:
-    """The closures of one mapped function, the most recent first."""
+    """The closures of one function, of which the one that was written last is tried first.
+
+    `match(args, kwargs)` gives the result of the first that fits, or `MISS`.
+    """
+
+    __slots__ = ("__weakref__", "_counts", "_matchers", "match")
 
     def __init__(self) -> None:
-        self.matchers: list[Callable[..., Any]] = []
-        self._seen: dict[Any, int] = {}
+        self.clear()
         _all.add(self)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a call that a closure matches, else `MISS`."""
-        if is_evaluated():
-            for match in self.matchers:
-                out = match(args, kwargs)
-                if out is not MISS:
-                    return out
-        return MISS
-
-    def note(self, call: MappedCall) -> None:
-        """Remember an evaluated call; write a closure when its kind comes for the second time."""
-        kinds = tuple((type(x), isinstance(x, Array) and x.shards is None) for x in call.leaves)
-        key = (id(call.params["jaxpr"]), kinds)
-        self._seen[key] = self._seen.get(key, 0) + 1
-        if self._seen[key] == 2:
-            made = hook.specialise(call)
+    def note(self, kind: Any, make: Callable[[], Match | None]) -> None:
+        """Count an evaluated call; `make` its closure when its kind comes for the second time."""
+        self._counts[kind] = calls = self._counts.get(kind, 0) + 1
+        if calls == 1:
+            preparation = hook.preparation()
+            if preparation is not None:
+                _worker.submit(preparation)
+        elif calls == 2:
+            _worker.flush()
+            made = make()
             if made is not None:
-                self.matchers = [made, *self.matchers[: MOST_MATCHERS - 1]]
+                self._set([made, *self._matchers[: MOST_MATCHERS - 1]])
+
+    def note_map(self, call: MappedCall) -> None:
+        """Count an evaluated call of a mapped function."""
+        kinds = tuple((type(x), isinstance(x, Array) and x.shards is None) for x in call.leaves)
+        self.note((id(call.params["jaxpr"]), kinds), partial(hook.specialise, call))
 
     def clear(self) -> None:
         """Forget all closures."""
-        self.matchers = []
-        self._seen = {}
+        self._counts: dict[Any, int] = {}
+        self._set([])
+
+    def _set(self, matchers: list[Match]) -> None:
+        self._matchers = matchers
+        # The only closure is called directly, which is faster.
+        self.match: Match = _no_match if not matchers else self._match_any
+        if len(matchers) == 1:
+            self.match = matchers[0]
+
+    def _match_any(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for match in self._matchers:
+            out = match(args, kwargs)
+            if out is not MISS:
+                return out
+        return MISS
 
 
 def is_evaluated() -> bool:

@@ -165,7 +165,7 @@ set_sharding_resolver(_of_struct)
 
 
 def shardings_of_leaves(x: Any, shardings: Any, what: str) -> list[Sharding | None]:
-    """What a pytree prefix of shardings says of each leaf of `x`."""
+    """The sharding that a pytree prefix gives to each leaf of `x`."""
     places = map(without_layout, broadcast_prefix(shardings, x, what, is_placement))
     return [as_sharding(what, p) if isinstance(p, PartitionSpec) else p for p in places]
 
@@ -223,7 +223,7 @@ def device_of_all(*trees: Any) -> Any:
 
 
 def prefix_key(shardings: Any) -> Any:
-    """What two equal trees of shardings have in common, for a cache's key."""
+    """The key of a tree of shardings in a cache: equal trees have equal keys."""
     leaves, tree = tree_flatten(shardings, is_placement)
     return tuple(leaves), tree
 

@@ -242,7 +242,7 @@ class _Walk:
         body_consts: list[_Fact],
         carry: list[_Fact],
     ) -> Values | None:
-        """How many rounds each device makes, where positions and constants decide it."""
+        """The number of rounds each device makes, where positions and constants decide it."""
         nc, nb = len(test_consts), len(body_consts)
         _, needed = dce(test.jaxpr, [True])
         used = needed[nc:]

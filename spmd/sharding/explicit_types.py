@@ -55,7 +55,7 @@ class _Equation:
         self.splits = [split_of(a) for a in avals]
 
     def error(self, problem: str, advice: str = "") -> ShardingTypeError:
-        """What is wrong with the layouts of the operands."""
+        """The error about the layouts of the operands."""
         given = ", ".join(a.short() for a in self.avals)
         fix = advice or (
             "Lay an operand out otherwise with reshard(x, P(...)), or let the compiler decide with "

@@ -68,7 +68,7 @@ class Sharding:
 
     @property
     def num_devices(self) -> int:
-        """How many devices hold a shard, those of other processes included."""
+        """The number of devices that hold a shard, those of other processes included."""
         return len(self.device_set)
 
     @property

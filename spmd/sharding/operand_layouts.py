@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -53,6 +54,52 @@ def spec_over(mesh: Mesh, sharding: NamedSharding) -> PartitionSpec | None:
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries, unreduced={a for axes in terms for a in axes or ()})
+
+
+def is_reordered(mesh: Mesh, sharding: Any) -> bool:
+    """Whether a sharding is over a mesh's devices in an order that no spec over the mesh can say.
+
+    Each of its parts has one size.
+    """
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        return False
+    spec = sharding.spec
+    if sharding.mesh.has_grid_of(mesh) or sharding.uneven or spec.unreduced:
+        return False
+    if PartitionSpec.UNCONSTRAINED in spec:
+        return False
+    same = {d.id for d in mesh.flat_devices()} == {d.id for d in sharding.mesh.flat_devices()}
+    return same and spec_over(mesh, sharding) is None
+
+
+def similar_spec(mesh: Mesh, sharding: NamedSharding) -> PartitionSpec:
+    """A spec over a mesh that cuts dims into as many parts as a sharding over another mesh.
+
+    Of axes that do not fit, none are named.
+    """
+    other, spec = sharding.mesh, sharding.spec
+    if other.shape_tuple == mesh.shape_tuple:
+        return spec
+    left = dict(mesh.shape)
+    entries: list[Any] = []
+    for d, entry in enumerate(spec):
+        if entry is PartitionSpec.UNCONSTRAINED:
+            entries.append(entry)
+            continue
+        axes = _axes_of_size(left, other.axis_size(spec.axes_of(d)))
+        entries.append(axes or None)
+        for axis in axes:
+            del left[axis]
+    return PartitionSpec(*entries).without_trailing()
+
+
+def _axes_of_size(sizes: dict[Any, int], count: int) -> tuple[Any, ...]:
+    """The fewest axes that are so many devices together, the first of such; none if none are."""
+    for n in range(1, len(sizes) + 1):
+        for axes in itertools.combinations(sizes, n):
+            if math.prod(sizes[a] for a in axes) == count > 1:
+                return axes
+    return ()
 
 
 def axes_over(mesh: Mesh, other: Mesh) -> dict[Any, tuple[Any, ...]]:

@@ -141,8 +141,12 @@ class PmapFunction:
         self._fast = FastCalls()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        out = self._fast(args, kwargs)
-        return self._call(args, kwargs) if out is MISS else out
+        if is_evaluated():
+            match = self._fast.match
+            out = match(args, kwargs)
+            if out is not MISS:
+                return out
+        return self._call(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The general path: any arguments, any transformation."""
@@ -373,7 +377,7 @@ class _PmapCall:
             axes = [len(s) - 1 if s else None for s in mapped.out_specs]
             outs = [own_rows(x, self.mesh, self.size, a) for x, a in zip(outs, axes, strict=True)]
         if is_evaluated() and mapped.mesh == self.mesh:
-            fast.note(self._described(mapped, outs, params))
+            fast.note_map(self._described(mapped, outs, params))
         self._donate()
         return tree_unflatten(mapped.out_tree, outs)
 

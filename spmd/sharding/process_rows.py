@@ -7,7 +7,6 @@ of all devices partitions it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.constraint import sharding_constraint_p
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.operand_layouts import Layouts, spec_over
-from spmd.sharding.shard_map_rules import mesh_axes, piece_aval, shard_map_p
+from spmd.sharding.shard_map_rules import untyped_map
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 
@@ -186,7 +185,7 @@ def _joined(
     else:
         given = PartitionSpec(process, *[None] * dim, own)
         made = PartitionSpec(*[None] * dim, (process, own))
-    return _mapped(lambda part: reshape(part, typeof(part).shape[1:]), grid, given, made, x), None
+    return untyped_map(_without_first, x, grid, given, made, "rows"), None
 
 
 def _parted(
@@ -200,33 +199,22 @@ def _parted(
     made = PartitionSpec(process, *[None] * dim, own)
     if d is None:
         given = PartitionSpec(*[None] * dim, (process, own))
-        return _mapped(lambda part: broadcast_leading(part, 1), grid, given, made, x), 0
+        return untyped_map(_with_first, x, grid, given, made, "rows"), 0
     given = PartitionSpec(None, *[None] * dim, (process, own))
 
     def mine(part: Any) -> Any:
         index = axis_index_p.bind(axis_name=process)
         return dynamic_slice_in_dim(part, index, 1, 0)
 
-    return _mapped(mine, grid, given, made, to_front(x, d, batch.size)), 0
+    return untyped_map(mine, to_front(x, d, batch.size), grid, given, made, "rows"), 0
 
 
-def _mapped(
-    f: Callable[[Any], Any], mesh: Mesh, given: PartitionSpec, made: PartitionSpec, x: Any
-) -> Any:
-    """A map of one operand, without types: what it gives may be equal on devices that hold it."""
-    part = piece_aval(typeof(x), given, mesh, "pmap")
-    with mesh_axes(mesh, "pmap"):
-        body = close(lambda part: [f(part)], [part], "rows")
-    (out,) = shard_map_p.bind(
-        x,
-        jaxpr=body,
-        mesh=mesh,
-        in_specs=(given,),
-        out_specs=(made,),
-        kind="pmap",
-        name="rows",
-    )
-    return out
+def _without_first(part: Any) -> Any:
+    return reshape(part, typeof(part).shape[1:])
+
+
+def _with_first(part: Any) -> Any:
+    return broadcast_leading(part, 1)
 
 
 def is_over_processes(closed: ClosedJaxpr) -> bool:

@@ -171,9 +171,11 @@ def shard_map(
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
-        out = fast(args, {}) if isinstance(mesh, Mesh) else MISS
-        if out is not MISS:
-            return out
+        if isinstance(mesh, Mesh) and is_evaluated():
+            match = fast.match
+            out = match(args, {})
+            if out is not MISS:
+                return out
         grid = mesh
         if mesh is None:
             grid = current_mesh()
@@ -293,7 +295,7 @@ def _call(
         nothing = [False] * len(flat)
         tree = tree_flatten((args, {}))[1]
         results = [(x.aval, x.sharding) for x in outs]
-        fast.note(MappedCall(flat, tree, (), shardings, nothing, results, out_tree, params))
+        fast.note_map(MappedCall(flat, tree, (), shardings, nothing, results, out_tree, params))
     return tree_unflatten(out_tree, outs)
 
 
@@ -325,7 +327,7 @@ def _flat_out_specs(what: str, specs: Any, outs: Any) -> list[PartitionSpec]:
 
 
 def _output_names(outs: Any) -> list[str]:
-    """What errors call the outputs: a number, and the path where that says more."""
+    """The names of the outputs in errors: a number, and the path where that says more."""
     paths = [path for path, _ in tree_flatten_with_path(outs)[0]]
     return [
         f"output {k}" + (f" ({keystr(path)})" if len(path) > 1 else "")

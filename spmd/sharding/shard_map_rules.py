@@ -7,7 +7,7 @@ mesh axes it varies; with untyped ones (`kind` "pmap") nothing is known about th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -160,6 +160,22 @@ def join(shards: Sequence[np.ndarray], spec: PartitionSpec, mesh: Mesh) -> np.nd
     for device, shard in zip(mesh.flat_devices(), shards, strict=True):
         out[indices[device]] = shard
     return out
+
+
+def untyped_map(
+    f: Callable[[Any], Any],
+    x: Any,
+    mesh: Mesh,
+    given: PartitionSpec,
+    made: PartitionSpec,
+    name: str,
+) -> Any:
+    """A map of one operand without types: devices that share a result may be known to agree."""
+    part = piece_aval(typeof(x), given, mesh, "pmap")
+    with mesh_axes(mesh, "pmap"):
+        body = close(lambda part: [f(part)], [part], name)
+    specs = {"in_specs": (given,), "out_specs": (made,)}
+    return shard_map_p.bind(x, jaxpr=body, mesh=mesh, **specs, kind="pmap", name=name)[0]
 
 
 # ---- rules -------------------------------------------------------------------------------------

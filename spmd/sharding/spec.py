@@ -251,7 +251,7 @@ class Mesh(NamedAxes, contextlib.ContextDecorator):
 
     @property
     def size(self) -> int:
-        """How many devices there are."""
+        """The number of devices there are."""
         return 0 if self.empty else self.devices.size
 
     @property

@@ -84,7 +84,7 @@ def process_index() -> int:
 
 
 def process_count() -> int:
-    """How many ranks the job has."""
+    """The number of ranks the job has."""
     return job().world.size
 
 
@@ -94,7 +94,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """How many ranks of the job this host has."""
+    """The number of ranks of the job on this host."""
     return job().local_size
 
 

@@ -47,6 +47,16 @@ def test_jobs_of_several_threads_are_all_done():
     assert sorted(done) == list(range(2000)) and worker.thread is None
 
 
+@pytest.mark.parametrize("daemon", [False, True])
+def test_flush_waits_for_all_jobs(daemon: bool):
+    worker, done = Worker("test", daemon), []
+    worker.flush()  # there are none
+    for k in range(100):
+        assert worker.submit(lambda k=k: done.append(k))
+    worker.flush()
+    assert done == list(range(100))
+
+
 def test_the_thread_ends_after_the_last_job_and_that_of_a_daemon_does_not():
     for daemon in (False, True):
         worker = Worker("test", daemon)

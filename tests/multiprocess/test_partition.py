@@ -65,6 +65,20 @@ except spmd.errors.CollectiveError as error:
     assert text.count("<string>:") >= 3, text
 else:
     raise AssertionError("ranks that partition differently")
+rows = spmd.device_put(np.ones((8, 8), np.float32), sharding)
+try:  # without a collective on rank 0
+    spmd.jit(lambda batch: snp.cumsum(batch["tokens"], axis=1))({"tokens": rows})
+except spmd.errors.CollectiveError as error:
+    text = str(error)
+    assert "argument batch['tokens'] differs:" in text, text
+    assert "rank 0: f32[2,8], laid out by P('x',)" in text, text
+    assert "rank 1: f32[8,2], laid out by P(None, 'x')" in text, text
+    assert "device_put(x, sharding)" in text, text
+else:
+    raise AssertionError("ranks that lay an argument out differently")
+if spmd.process_index() == 0:  # one operation without a collective needs no other rank
+    for _ in range(4):
+        assert (np.asarray((x + 1.0).addressable_shards[0].data) == 2).all()
 print("all right")
 """
 

@@ -91,3 +91,66 @@ def test_a_loop_over_layers_gathers_in_its_body_both_ways():
     moved = debug.sharding(spmd.jit(lambda w, x: step(w, x, looped)), show=False)(stack, x)
     found = [(c.kind, c.times) for c in moved.collectives if c.kind != "all_reduce"]
     assert sorted(found) == [("all_gather", LAYERS)] * 2 + [("reduce_scatter", LAYERS)]
+
+
+def layer(x: Any, w: Any) -> Any:
+    return x + snp.tanh(x @ w)
+
+
+@pytest.mark.parametrize("looped", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+def test_checkpoint_gathers_again_and_moves_nothing_else(looped: bool, asked: bool):
+    """Whether the gather is the compiler's, or a constraint's that its policy does not save."""
+    ws, x = placed(64)
+    stack = put(np.stack([np.asarray(w) for w in ws]), None, "data")
+
+    def whole(w: Any) -> Any:
+        return lax.with_sharding_constraint(w, spmd.NamedSharding(MESH, P())) if asked else w
+
+    policy = spmd.checkpoint_policies.dots_saveable if asked else None
+    kept = spmd.checkpoint(lambda x, w: layer(x, whole(w)), policy=policy)
+
+    def total(stack: Any, x: Any) -> Any:
+        if looped:
+            return (lax.scan(lambda x, w: (kept(x, w), None), x, stack)[0] ** 2).mean()
+        for k in range(LAYERS):
+            x = kept(x, stack[k])
+        return (x * x).mean()
+
+    moved = debug.sharding(spmd.jit(lambda w, x: step(w, x, total)), show=False)(stack, x)
+    kinds = Counter[str]()
+    for c in moved.collectives:
+        kinds[c.kind] += c.times
+    # The products are kept where their policy says so; the first one's operand has no gradient.
+    gathers = 2 * LAYERS - (asked and not looped)
+    # A constraint is one of the cotangent, too, that a loop stacks as it says.
+    sums = "all_reduce" if asked and looped else "reduce_scatter"
+    assert kinds == {"all_gather": gathers, sums: LAYERS}
+    times = gathers + LAYERS * (1 + (sums == "all_reduce"))
+    assert moved.received == times * 64 * 64 * 4 * 3 // 4  # no activations among them
+
+
+def test_casts_of_weights_are_not_kept_for_a_backward_pass_that_is_far(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    ws, x = placed()
+
+    def cast(ws: Any, x: Any) -> Any:
+        return loss([w.astype(snp.bfloat16) for w in ws], x.astype(snp.bfloat16))
+
+    def held(*specs: Any) -> tuple[int, list[np.ndarray]]:
+        spmd.clear_caches()
+        given = [put(np.asarray(w), *specs) for w in ws]
+        f = spmd.jit(lambda w, x: step(w, x, cast))
+        moved = debug.sharding(f, show=False)(given, x)
+        return moved.memory.temp_size_in_bytes, [np.asarray(g) for g in f(given, x)]
+
+    for specs in ((), ("data",)):
+        less, again = held(*specs)
+        with monkeypatch.context() as patch:
+            patch.setattr(values, "FAR_EQUATIONS", 10**9)
+            more, once = held(*specs)
+        assert more - less >= (LAYERS // 2 - 2) * WIDTH * WIDTH * 2
+        for one, other in zip(again, once, strict=True):
+            np.testing.assert_array_equal(one, other)
+    spmd.clear_caches()

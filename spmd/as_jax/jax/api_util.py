@@ -40,7 +40,7 @@ class DebugInfo:
 
 
 def debug_info(traced_for: str, fun: Any, args: Any, kwargs: Any, **_: Any) -> DebugInfo:
-    """What is known of a function that is about to be traced."""
+    """The names of a function that is about to be traced."""
     return DebugInfo(traced_for, getattr(fun, "__name__", str(fun)))
 
 

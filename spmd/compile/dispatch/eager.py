@@ -334,7 +334,7 @@ def _over_mesh(
 
     An elementwise one is applied shard by shard where all operands are laid out alike.
     """
-    executable.common_home(operands)
+    executable.common_home(operands, in_any_order=True)
     layouts = layouts_of(operands)
     if layouts is None or prim.name in NEVER_KEPT or prim.effects(params):
         made = _by_shard(prim, operands, params) if elementwise.is_elementwise(prim.name) else None

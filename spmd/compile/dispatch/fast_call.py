@@ -36,6 +36,7 @@ from spmd.compile.native.runtime.async_queue import QUEUE
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
 from spmd.sharding.array import Array
+from spmd.sharding.call_cache import Match
 from spmd.transport.flight_recorder import FLIGHT
 
 # Results that are small together share one block; larger ones get a block each.
@@ -44,8 +45,13 @@ ALIGNMENT = 64
 # An arena up to this size stays with its closure; larger ones go back to the allocator.
 KEPT_ARENA_BYTES = 64 * 1024
 
-Match = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _NO_KEYWORDS: dict[str, Any] = {}
+
+
+def prepare() -> None:
+    """Make what all closures need, which the first would have to wait for."""
+    if object_layout() is not None:
+        entry_point.entry_point_code()
 
 
 def specialise(

@@ -12,10 +12,12 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from spmd.base.background import is_ending
 from spmd.base.config import config
 from spmd.base.context import busy, state
 from spmd.base.device import devices
@@ -23,11 +25,11 @@ from spmd.base.errors import ArgumentError, DeviceError, RefError, ShardingError
 from spmd.base.record import field, record
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten
-from spmd.base.util import MISS, MOST_MATCHERS, WeakCache, collector_paused, present_as
+from spmd.base.util import MISS, WeakCache, collector_paused, present_as
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.dispatch.stages import Lowered, Traced, check_compiler_options
 from spmd.compile.executable.nan_check import check_nans
-from spmd.compile.lazy import fast_call, mesh_fast_call, select, stateful
+from spmd.compile.lazy import compiler, fast_call, mesh_fast_call, select, stateful
 from spmd.core.argument_names import spread_over_arguments
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.call import jit_p
@@ -38,6 +40,7 @@ from spmd.core.rewrite import eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
 from spmd.sharding.array import Array, check_donated
+from spmd.sharding.call_cache import FastCalls, hook
 from spmd.sharding.constraint import (
     as_sharding,
     check_placements,
@@ -71,7 +74,6 @@ class Entry:
     out_shardings: tuple[Sharding | None, ...]
     # For each layout of the arguments; None stands for arguments that are over no mesh.
     executables: dict[Any, Executable | MeshProgram] = field(default_factory=dict)
-    calls: dict[Any, int] = field(default_factory=dict)
     reads_mesh: bool = False  # a constraint in it is a spec over the mesh in scope
 
 
@@ -89,16 +91,12 @@ def _static_text(key: Any) -> str:
 
 
 def _home(what: str, device: Any, backend: str | None) -> SingleDeviceSharding | None:
-    """Where results lie, if `jit` says so; a backend must be there, and says no device."""
+    """The place of results, if `jit` says one; a backend must be there, and says no device."""
     if backend is not None:
         devices(backend)  # raises
         if device is not None:
             raise ArgumentError(f"{what}: can't specify both a device and a backend; use device=")
     return None if device is None else SingleDeviceSharding(device)
-
-
-def _no_match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return MISS
 
 
 class JitFunction:
@@ -149,21 +147,25 @@ class JitFunction:
         self._in_shardings, self._out_shardings = in_shardings, out_shardings
         shardings = prefix_key(in_shardings), prefix_key(out_shardings), self._only
         options = (s.static_nums, s.static_names, s.donate_nums, s.donate_names, shardings)
-        self._entries: dict[Any, Entry] = _entries.of(fun).setdefault(("jit", options), {})
+        known = _entries.of(fun)
+        self._entries: dict[Any, Entry] = known.setdefault(("jit", options), {})
+        # A closure knows nothing of a device that results shall be moved to.
+        self._fast: FastCalls = (
+            known.setdefault(("closures", options), FastCalls())
+            if self._home is None
+            else FastCalls()
+        )
         # Makes calls that use mutable arrays; None before the first.
         self._stateful: Any = None
         # Whether its caller takes the mutable arrays that it uses as values.
         self.is_pure = False
-        # Closures for calls that were made before, the most recent first.
-        self._matchers: list[Callable[..., Any]] = []
-        self._match: Callable[..., Any] = _no_match
         _instances.add(self)
 
     # ---- calling ----
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not busy or (state.trace is EVAL and not state.axes):
-            match = self._match  # calling the attribute as a method would be slower
+            match = self._fast.match  # calling the attribute as a method would be slower
             out = match(args, kwargs)
             if out is not MISS:
                 return out
@@ -223,21 +225,18 @@ class JitFunction:
             if not executable.is_map:  # a map looks for them itself, with all ranks
                 check_nans(entry.closed, self._signature.name, split.leaves, outs)
         elif self._home is None and not state.axes and not config.debug_key_reuse:
-            self._specialise(entry, layouts, executable, split)
+            self._note(entry, layouts, executable, split)
         for out in outs if self._home is not None else ():
             out._sharding = self._home
         return entry.out_tree.unflatten(outs)
 
-    def _specialise(
+    def _note(
         self, entry: Entry, layouts: Any, executable: Executable | MeshProgram, split: Split
     ) -> None:
-        """Write a closure for this kind of call when it is made for the second time."""
-        kinds = (layouts, *[type(x) for x in split.leaves])
-        entry.calls[kinds] = calls = entry.calls.get(kinds, 0) + 1
-        if calls == 2 and not entry.reads_mesh:  # which a closure would not compare
-            made = _specialised(executable, split, entry.out_tree)
-            if made is not None:
-                self._set_matchers([made, *self._matchers[: MOST_MATCHERS - 1]])
+        """Count this call; calls of its kind get a closure when it is made for the second time."""
+        if not entry.reads_mesh:  # which a closure would not compare
+            kind = (executable, layouts, *[type(x) for x in split.leaves])
+            self._fast.note(kind, partial(_specialised, executable, split, entry.out_tree))
 
     def closure(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """The closure for calls like this one, `closure(*args)`; None if there is none."""
@@ -254,6 +253,8 @@ class JitFunction:
             made = select.compile_program(
                 entry.closed, entry.donated, layouts=layouts, wanted=entry.out_shardings
             )
+        if made.is_map and layouts is not None:
+            made.core.agree_in_any_case()
         entry.executables[layouts] = made
         if config.log_compiles:
             print(
@@ -262,21 +263,6 @@ class JitFunction:
                 file=sys.stderr,
             )
         return made
-
-    def _set_matchers(self, matchers: list[Callable[..., Any]]) -> None:
-        self._matchers = matchers
-        if len(matchers) < 2:
-            self._match = matchers[0] if matchers else _no_match
-            return
-
-        def match_any(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            for match in matchers:
-                out = match(args, kwargs)
-                if out is not MISS:
-                    return out
-            return MISS
-
-        self._match = match_any
 
     def _bind(
         self, closed: ClosedJaxpr, out_tree: TreeDef, hoisted: list[Any], leaves: list[Any]
@@ -538,7 +524,7 @@ class JitFunction:
     def clear_cache(self) -> None:
         """Forget everything that was traced and compiled."""
         self._entries.clear()
-        self._set_matchers([])
+        self._fast.clear()
 
     def _cache_size(self) -> int:
         return len(self._entries)
@@ -571,11 +557,21 @@ def clear_caches() -> None:
         function.clear_cache()
 
 
-def _forget_fast_paths(_: Any) -> None:
-    for function in list(_instances):
-        function._set_matchers([])
+def _preparation() -> Callable[[], object] | None:
+    """The work that prepares a process's first closure, if it compiled its first program itself.
+
+    One that found its program on the disk finds the code of closures there too, and on one core
+    the thread would delay the program.
+    """
+    hook.preparation = lambda: None
+    return _prepare if compiler.loader.compiled and compiler.available_cores() > 1 else None
 
 
-# The fast path's guards do not look at settings: a change of one that matters forgets it.
-config.on_program_update(_forget_fast_paths)
+def _prepare() -> None:
+    if not is_ending():
+        with suppress(RuntimeError):  # the call that needs the code gets the error
+            fast_call.prepare()
+
+
+hook.preparation = _preparation
 set_stages(JitFunction)

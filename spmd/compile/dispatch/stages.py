@@ -46,7 +46,7 @@ def describe(aval: ShapedArray, sharding: Any = None) -> ShapeDtypeStruct:
 
 @record
 class ArgInfo:
-    """What a stage knows of one argument: its `shape`, its `dtype`, and whether it is `donated`."""
+    """One argument of a stage: its `shape`, its `dtype`, and whether it is `donated`."""
 
     _aval: ShapedArray
     donated: bool
@@ -61,7 +61,7 @@ class ArgInfo:
 
 
 class Stage:
-    """What all stages of a call say of its arguments."""
+    """The arguments of a call, as all of its stages describe them."""
 
     __slots__ = ()
     traced: Any

@@ -209,7 +209,9 @@ class Executable:
         """Run on arguments of exactly the avals compiled for, now or beside Python."""
         # Before anything is written over a donated argument.
         home = common_home(leaves, self.names)
-        results = self.call(leaves, belongs_in_queue(self.native, leaves))
+        # Where the queue is empty it takes long programs only.
+        in_queue = (QUEUE.jobs or self.native.is_long) and belongs_in_queue(self.native, leaves)
+        results = self.call(leaves, bool(in_queue))
         place(results, home)
         return results
 
@@ -359,11 +361,13 @@ def _forwarded(x: Any, aval: ShapedArray, home: SingleDeviceSharding | None) -> 
     return from_memory(block.address, block, aval, home)
 
 
-def common_home(operands: Sequence[Any], names: Sequence[str] = ()) -> SingleDeviceSharding | None:
+def common_home(
+    operands: Sequence[Any], names: Sequence[str] = (), in_any_order: bool = False
+) -> SingleDeviceSharding | None:
     """The one device that operands are committed to, if there is one.
 
     Raises a `DeviceError` that names two operands if they are committed to other devices, or to the
-    same in another order; `names` are what a user calls them.
+    same in another order, unless that may be `in_any_order`; `names` are what a user calls them.
     """
     home, first = None, None
     for x in operands:
@@ -374,7 +378,8 @@ def common_home(operands: Sequence[Any], names: Sequence[str] = ()) -> SingleDev
         if first is None:
             first = x
         elif x._sharding is not first._sharding:
-            if x._sharding.layout[0] != first.sharding.layout[0]:
+            one, other = x._sharding.layout[0], first.sharding.layout[0]
+            if one != other and not (in_any_order and set(one) == set(other)):
                 raise _far_apart(operands, names, first, x)
     return home
 

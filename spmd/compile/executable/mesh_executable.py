@@ -150,6 +150,8 @@ class MeshExecutable(Executable):
         self.places = [SingleDeviceSharding(d) for d in self.devices]
         # The schedule that ranks must agree on before the first run; None if done or needless.
         self.undecided: Schedule | None = None
+        # That of a program which exchanges nothing, if all ranks have devices of its mesh.
+        self._unneeded: Schedule | None = None
         self.exchanges: list[str] = []  # the exchanges that collectives became, in words
         super().__init__(closed, self._run_passes)
 
@@ -211,9 +213,14 @@ class MeshExecutable(Executable):
         mesh = f"axes {extent} over devices of ranks {ranks}"
         if self.topology.overlaps:
             mesh += ", with exchanges in flight (SPMD_OVERLAP)"
-        schedule, origins = order_of(traced, final, self.name, current_source().short, mesh)
+        specs = self.in_shardings if self.varies is not None else ()
+        laid_out = [str(s.spec.without_trailing()) for s in specs]
+        caller = current_source().short
+        schedule, origins = order_of(traced, final, self.name, caller, mesh, laid_out)
         if schedule.exchanges:
             self.undecided = schedule
+        elif len(set(self.topology.processes)) == world.world().size:
+            self._unneeded = schedule
         self._traced = [entry.kind for entry in schedule.entries]
         self.topology = replace(self.topology, origins=origins)
         return final
@@ -233,6 +240,13 @@ class MeshExecutable(Executable):
         if self.undecided is not None:
             agree(world.world(), self.undecided)
             self.undecided = None
+
+    def agree_in_any_case(self) -> None:
+        """Have the ranks agree on this program even if it exchanges nothing.
+
+        The layouts of its arguments decide that, and another rank may have others.
+        """
+        self.undecided, self._unneeded = self.undecided or self._unneeded, None
 
     def __call__(self, leaves: Sequence[Any], takes: Mapping[int, int] = NOTHING) -> list[Array]:
         """Run on global arrays; results are global arrays of this process's shards.

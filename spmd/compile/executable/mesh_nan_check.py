@@ -130,7 +130,7 @@ def _order(finding: _Finding) -> tuple[int, int]:
 
 
 def _on_whole_values(search: _Search, whole: Whole) -> Culprit | None:
-    """What the program does on whole values; every rank gets those that lie on others."""
+    """The meaning of the program on whole values; every rank gets those that lie on others."""
     closed = whole.closed
     consts, arguments = (
         [_whole_value(search, x) for x in values] for values in (closed.consts, whole.arguments)

@@ -52,7 +52,7 @@ def what_is_wrong(x: Any) -> str | None:
 
 
 def _place(x: np.ndarray) -> str:
-    """Where the first bad value is, and of what; nothing for a scalar."""
+    """The index of the first bad value, and its kind; nothing for a scalar."""
     if not x.ndim:
         return ""
     bad = np.zeros(x.shape, bool)

@@ -90,7 +90,7 @@ _plan = functools.lru_cache(maxsize=256)(_Plan)
 
 
 def _rectangles(sharding: Sharding, shape: Sequence[int]) -> dict[Device, Rectangle]:
-    """What each device holds of an array."""
+    """The part of an array that each device holds."""
     found = sharding.devices_indices_map(tuple(shape))
     return {
         device: tuple(s.indices(size)[:2] for s, size in zip(index, shape, strict=True))

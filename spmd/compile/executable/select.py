@@ -20,7 +20,7 @@ from spmd.base.source import UNKNOWN, current_source
 from spmd.base.util import collector_paused
 from spmd.compile.executable.executable import Executable, compile_jaxpr
 from spmd.compile.executable.mesh_program import MeshProgram
-from spmd.compile.lazy import partition, pipeline, process_program, unasked
+from spmd.compile.lazy import device_orders, partition, pipeline, process_program, unasked
 from spmd.core.ir import ClosedJaxpr, Eqn, all_eqns
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.named import NamedSharding, Sharding
@@ -49,6 +49,12 @@ def compile_program(
                 return MeshProgram(flat, flat.eqns[0], donated)
         if is_over_processes(closed):
             return process_program.ProcessProgram(closed, donated, layouts)
+        mesh = mesh_of(closed, layouts or ())
+        if mesh is not None and _may_have_other_orders(closed, mesh, layouts or ()):
+            ordered = device_orders.ordered(closed, mesh, layouts, wanted)
+            made = ordered and partitioned(ordered.closed, ordered.layouts)
+            if ordered is not None and made is not None:
+                return device_orders.OrderedProgram(closed, ordered, made, donated)
         made = partitioned(closed, layouts, wanted=wanted)
         if made is not None:
             return MeshProgram(made, made.eqns[0], donated, closed)
@@ -140,16 +146,45 @@ def _with_specs_as_given(
 def mesh_of(closed: ClosedJaxpr, layouts: Sequence[NamedSharding | None]) -> Mesh | None:
     """The mesh of a program: its first argument's, else that of its first map or constraint.
 
-    Its axes have the types that those of arguments and results say.
+    A map over the same devices in another grid counts more, as its body cannot change. The axes
+    have the types that those of arguments and results say.
     """
     mesh = next((s.mesh for s in layouts if s is not None), None) or _first_mesh(closed)
     if mesh is None:
         return None
     typed = [a.sharding.mesh for a in (*closed.out_avals, *closed.in_avals) if a.sharding]
+    if "shard_map" in closed.jaxpr.primitives and not typed:
+        mesh = _mesh_of_map(closed, mesh)
     types = typed[0].axis_types if typed else (AxisType.Auto,) * len(mesh.axis_names)
     if types == mesh.axis_types or len(types) != len(mesh.axis_types):
         return mesh
     return mesh.update(axis_types=types)
+
+
+def _mesh_of_map(closed: ClosedJaxpr, mesh: Mesh) -> Mesh:
+    """The mesh of the first map with types that is over another grid of a mesh's devices."""
+    devices = set(mesh.flat_devices())
+    for eqn in all_eqns(closed):
+        if eqn.prim.name != "shard_map" or eqn.params["kind"] != "manual":
+            continue
+        own = eqn.params["mesh"]
+        if not isinstance(own, Mesh) or mesh.has_grid_of(own):
+            return mesh
+        if set(own.flat_devices()) == devices:
+            return own
+    return mesh
+
+
+def _may_have_other_orders(
+    closed: ClosedJaxpr, mesh: Mesh, layouts: Sequence[NamedSharding | None]
+) -> bool:
+    """Whether an argument or a constraint is over another grid of devices than a program's."""
+    if any(s is not None and not mesh.has_grid_of(s.mesh) for s in layouts):
+        return True
+    if _CONSTRAINTS.isdisjoint(closed.jaxpr.primitives):
+        return False
+    found = (e.params["mesh"] for e in all_eqns(closed) if e.prim.name in _CONSTRAINTS)
+    return any(not mesh.has_grid_of(other) for other in found)
 
 
 def _first_mesh(closed: ClosedJaxpr) -> Mesh | None:
@@ -161,7 +196,8 @@ def _first_mesh(closed: ClosedJaxpr) -> Mesh | None:
     return None
 
 
-_OVER_MESHES = frozenset(("shard_map", "sharding_constraint", "reshard"))
+_CONSTRAINTS = frozenset(("sharding_constraint", "reshard"))
+_OVER_MESHES = _CONSTRAINTS | {"shard_map"}
 
 
 def _check_no_partly_manual_map(closed: ClosedJaxpr) -> None:

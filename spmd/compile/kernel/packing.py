@@ -37,7 +37,7 @@ class Packing:
 
     @property
     def panels(self) -> int:
-        """How many panels a matrix has."""
+        """The number of panels a matrix has."""
         return -(-self.n // self.panel)
 
     @property

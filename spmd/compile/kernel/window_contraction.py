@@ -36,7 +36,7 @@ class Dims:
 
     @property
     def count(self) -> int:
-        """How many points they have."""
+        """The number of points they have."""
         return int(np.prod(self.sizes, dtype=np.int64))
 
     def offsets(self) -> np.ndarray:

@@ -132,7 +132,7 @@ class Array:
 
     @property
     def size(self) -> int:
-        """How many elements its memory has (all arrays here are contiguous in some order)."""
+        """The number of elements its memory has (all arrays here are contiguous in some order)."""
         return math.prod(self.shape)
 
 
@@ -189,7 +189,7 @@ def phases(windows: Windows, dim: int, count: int) -> list[Phase]:
 
 
 def reach(parts: Sequence[Phase], size: int) -> tuple[int, int]:
-    """How many elements before and behind a dim of the lhs its windows reach."""
+    """The number of elements before and behind a dim of the lhs that its windows reach."""
     parts = [p for p in parts if p.taps]
     low = min((p.start for p in parts), default=0)
     last = [p.start + (p.windows - 1) * p.stride + (p.taps - 1) * p.step for p in parts]

@@ -1,4 +1,4 @@
-"""When a loop body may write a carried value's new contents over the old ones.
+"""Loop bodies that may write a carried value's new contents over the old ones.
 
 It may if nothing reads the old value after the equation that makes the new one, and that equation
 itself reads it only where it writes (an elementwise kernel), or updates it in place.

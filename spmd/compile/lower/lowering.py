@@ -127,7 +127,7 @@ class Lowering:
         return Buffer(kind, nbytes, number)
 
     def count(self, kind: str) -> int:
-        """How many buffers of a kind there are so far; the number of the next one."""
+        """The number of buffers of a kind there are so far; the number of the next one."""
         return self._counts.get(kind, 0)
 
     def next_parallel(self) -> int:

@@ -277,7 +277,7 @@ def _is_product(eqn: Eqn) -> bool:
 
 
 def _depth(eqn: Eqn) -> int:
-    """How many products an element of the result sums."""
+    """The number of products that an element of the result sums."""
     dims = eqn.params["dimension_numbers"].contract[0]
     return math.prod(eqn.invars[0].aval.shape[d] for d in dims)
 

@@ -132,7 +132,7 @@ def kernel_cost(kernel: Kernel) -> Cost:
 
 
 def _touched(place: Map, sizes: Sequence[int]) -> int:
-    """How many elements of an argument a map names; with gathered indices, at most."""
+    """The number of elements of an argument that a map names; with gathered indices, at most."""
     if place.gathered:
         return math.prod(sizes)
     return math.prod(n for n, stride in zip(sizes, place.strides, strict=True) if stride)

@@ -51,7 +51,7 @@ _MOST_ASKED = 8
 
 @record(frozen=False)
 class Life:
-    """When a buffer is in use, in positions of the walk; and the loops around all its uses."""
+    """The positions of the walk between which a buffer is in use; the loops around all its uses."""
 
     first: int
     last: int
@@ -107,7 +107,7 @@ def plan_program(schedule: Schedule, donated: Sequence[bool], threads: int = 1) 
 
 
 def plan_lives(steps: Sequence[Step], threads: int = 1) -> Plan:
-    """When each buffer is in use; nothing has a place yet."""
+    """The life of each buffer; nothing has a place yet."""
     plan = Plan(lanes=choose_lanes(steps, threads))
     uses: Uses = {}
     ends: dict[int, int] = {}

@@ -76,7 +76,7 @@ def _stages_above(cell: Cell) -> list[Trace]:
     found: list[Trace] = []
     at = state.trace
     while at is not None and at is not home:
-        if at.touches is not None:
+        if at.stages:
             found.append(at)
         at = at.parent
     if home is not None and at is not home:
@@ -89,7 +89,7 @@ def _stages_above(cell: Cell) -> list[Trace]:
 
 def _stage_of(trace: Any) -> Trace | None:
     """The innermost staged function that a trace runs in; None outside of any."""
-    while trace is not None and trace.touches is None:
+    while trace is not None and not trace.stages:
         trace = trace.parent
     return trace
 
@@ -103,6 +103,8 @@ def _reach(cell: Cell, what: str) -> Trace | None:
         )
     stages = _stages_above(cell)
     for stage in reversed(stages):
+        if stage.touches is None:
+            stage.touches = Touches()
         stage.touches.before.setdefault(id(cell), (cell, cell._value, cell._level))
         cell._level = stage
     return _stage_of(cell._level)
@@ -123,8 +125,9 @@ def write(cell: Cell, value: Any, what: str = "set") -> None:
             f"this mutable array ({cell.aval.short()}, made at {cell.made_at}) is outside of. "
             "Make the array inside of the transformed function, or pass it as an argument"
         )
-    if stage is not None and id(cell) in stage.touches.before:
-        stage.touches.written[id(cell)] = cell
+    touches = None if stage is None else stage.touches
+    if touches is not None and id(cell) in touches.before:
+        touches.written[id(cell)] = cell
     cell._value = value
 
 

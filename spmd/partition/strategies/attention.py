@@ -88,7 +88,7 @@ def attention_rule(eqn: Eqn) -> Dims:
 
 
 def seconds_inside(eqn: Eqn, label: int, count: int, parts: int) -> float:
-    """What it takes to bring keys to queries if a sequence is split in `count` parts.
+    """The cost of bringing keys to queries if a sequence is split in `count` parts.
 
     The other dims are in `parts`. Of queries that see no later key, each device computes all
     scores of its own, where otherwise half of them are left out.
@@ -237,7 +237,7 @@ class _Part:
         return [convert_element_type(x, dtype) for x, dtype in zip(outs, dtypes, strict=True)]
 
     def _next(self, x: Any) -> Any:
-        """What the device before has."""
+        """The value that the device before has."""
         return ppermute(x, self.axes, [(k, (k + 1) % self.count) for k in range(self.count)])
 
     def _source(self, position: Any, distance: Any) -> Any:

@@ -48,7 +48,7 @@ def sort_rule(eqn: Eqn) -> Dims:
 
 
 def sort_seconds(eqn: Eqn, label: int, count: int, parts: int) -> float:
-    """What it takes beside one sort of a device's rows; infinite where the pattern does not fit."""
+    """The cost beside one sort of a device's rows; infinite where the pattern does not fit."""
     if label != SORTED:
         return 0.0
     aval, d = eqn.invars[0].aval, eqn.params["dimension"]

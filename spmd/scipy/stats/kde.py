@@ -92,12 +92,12 @@ class gaussian_kde:
 
     @property
     def d(self) -> int:
-        """How many dimensions the data has."""
+        """The number of dimensions the data has."""
         return typeof(self.dataset).shape[0]
 
     @property
     def n(self) -> int:
-        """How many points the sample has."""
+        """The number of points the sample has."""
         return typeof(self.dataset).shape[1]
 
     # ---- densities ----

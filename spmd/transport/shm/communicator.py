@@ -366,7 +366,7 @@ class ShmCommunicator(CheckedCommunicator):
             raise self._unreadable(rank, f" ({error.strerror})") from None
 
     def _unreadable(self, rank: int, why: str) -> Exception:
-        """Why the memory of a rank could not be read: because it is no more, most likely."""
+        """The error for memory of a rank that can't be read: the rank is no more, most likely."""
         pages = self._pages
         deadline = time.monotonic() + DEATH_SECONDS
         while is_running(pages, rank) and time.monotonic() < deadline:

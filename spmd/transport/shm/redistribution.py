@@ -101,7 +101,7 @@ def _most_rows(moves: Sequence[Move]) -> int:
 
 
 def _read(planner: Planner, across: Sequence[Move]) -> Iterator[Action]:
-    """What this rank lacks, read from the inputs of others: not all from the same one at once."""
+    """The parts that this rank lacks, read from other ranks' inputs, not all from one at once."""
     yield Barrier(True)
     mine = [move for move in across if move.target.rank == planner.rank]
     for move in sorted(mine, key=lambda move: (move.source.rank - planner.rank) % planner.size):
@@ -134,7 +134,7 @@ def _sent(planner: Planner, across: Sequence[Move], dtype: np.dtype) -> Iterator
 
 
 def _messages(across: Sequence[Move], size: int) -> list[Message]:
-    """What each rank shows to others, one behind the other."""
+    """The memory that each rank shows to others, one behind the other."""
     found: dict[Any, Message] = {}
     ends = [0] * size
     for move in across:

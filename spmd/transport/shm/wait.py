@@ -123,7 +123,7 @@ def wake(address: int) -> None:
 
 
 def cores_of(affinities: list[list[int]]) -> int:
-    """How many cores a set of processes may use together, from each one's list."""
+    """The number of cores that a set of processes may use together, from each one's list."""
     return len({core for cores in affinities for core in cores}) or os.cpu_count() or 1
 
 

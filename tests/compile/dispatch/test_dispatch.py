@@ -21,7 +21,7 @@ from spmd.compile import lazy
 from spmd.compile.dispatch.jit import JitFunction, clear_caches
 from spmd.compile.executable import select
 from spmd.sharding.array import Array, from_numpy
-from tests.compile.dispatch.fast_calls import is_fast, written
+from tests.compile.dispatch.fast_calls import forget, is_fast, written
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
@@ -68,6 +68,23 @@ def test_jits_of_one_function_share_their_cache():
     for _ in range(3):
         jit(f)(X)
     assert len(calls) == 1
+
+
+def test_jits_of_one_function_share_their_closures():
+    def f(x):
+        return lax.mul(x, x)
+
+    x = array(X)
+    for k in range(4):
+        assert is_fast(jit(f), x) == (k >= 2)
+    assert not is_fast(jit(f, device=spmd.devices()[0]), x)  # a closure knows nothing of it
+
+
+def test_closures_are_written_again_after_a_setting_has_changed():
+    g, x = jit(lambda x: lax.mul(x, x)), array(X)
+    for _ in range(3):
+        assert [is_fast(g, x) for _ in range(4)] == [False, False, True, True]
+        forget()
 
 
 def test_clear_cache_traces_again():

@@ -15,9 +15,11 @@ from spmd.compile.expressions.index_map import MOVES
 from spmd.compile.expressions.scalar_ops import ENTRIES
 from spmd.compile.lower.lowering import ALIASES, RULES
 from spmd.compile.lower.steps import Host
+from spmd.compile.passes import pipeline  # noqa: F401  primitives of passes
 from spmd.core.aval import typeof
 from spmd.core.primitive import all_primitives
 from spmd.core.stage import trace_to_jaxpr
+from spmd.lax import special  # noqa: F401  primitives that few programs use
 from tests.compile.programs import by_impl
 from tests.lax.records import RECORDS
 

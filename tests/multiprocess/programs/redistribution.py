@@ -73,6 +73,11 @@ def main(seeds: int) -> None:
         moving = spmd.jit(lambda a: a, out_shardings=inside)
         with spmd.debug.expect_collectives(at_most=lacks(have, inside, shape) * x.dtype.itemsize):
             check(moving(x), value, inside)
+        # Arguments and results of one program in two orders of the devices.
+        both = spmd.jit(lambda a, b: (a * 2, b - a), out_shardings=(want, have))
+        double, nothing = both(x, spmd.device_put(value, want))
+        check(double, value * 2, want)
+        check(nothing, value - value, have)
     assert exchanges > seeds // 4
     if spmd.process_index() == 0:
         print(f"moved over {spmd.process_count()} ranks, {count} devices: all right")

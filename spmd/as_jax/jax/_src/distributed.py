@@ -20,7 +20,7 @@ class State:
 
     @property
     def num_processes(self) -> int:
-        """How many processes there are."""
+        """The number of processes there are."""
         return process_count()
 
 

@@ -64,7 +64,7 @@ class DropVar(Var):
 
 
 class TraceTag:
-    """What two traces of one transformation have in common."""
+    """The identity that two traces of one transformation have in common."""
 
 
 class _Ours(type):

@@ -179,7 +179,7 @@ class Body:
                 continue
             base = str(item.map.offset) if level == 0 else self.bases[item]
             strides = [item.map.strides[dim] for dim in known]
-            self.bases[item] = e.extend_index(base, indices, strides)
+            self.bases[item] = e.extend_index(base, indices, strides) if known else base
         if level > 0:
             dim = count + level - 1
             pitch = e.mul_index(self.row_position, self.pitch(level - 1))

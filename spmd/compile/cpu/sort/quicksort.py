@@ -147,7 +147,7 @@ def _outer(keys: Keys, returns: str, *params: str) -> Function:
 
 
 def _most(keys: Keys) -> int:
-    """How many keys the largest network sorts."""
+    """The number of keys the largest network sorts."""
     return max(COLUMN_NETWORKS) * keys.lanes
 
 

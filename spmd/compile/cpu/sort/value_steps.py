@@ -81,7 +81,7 @@ def values_symbol(bits: int, part: str = "rows", registers: int = 0) -> str:
 
 
 def registers_for(dtype: str, size: int) -> int:
-    """How many registers hold rows of so many numbers; 0 if networks do not sort them."""
+    """The number of registers that hold rows of so many numbers; 0 if networks sort none."""
     lanes = host().vector_bytes // itemsize(dtype)
     return next((n for n in sorted(COLUMN_NETWORKS) if size <= n * lanes), 0)
 

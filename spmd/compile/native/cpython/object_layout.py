@@ -1,4 +1,4 @@
-"""Where native code finds the slots of arrays, blocks and tree structures in memory.
+"""The places in memory where native code finds the slots of arrays, blocks and trees.
 
 The one idea: ask, don't assume. An object is made, its slots are given values that nothing else
 has, and their addresses are looked for in the object's own bytes. Where they are not found once
@@ -88,7 +88,7 @@ NEVER = -1
 
 @cache
 def int_offsets() -> tuple[int, int, int]:
-    """Where ints of two digits keep their tag, what it is, and where they keep their digits.
+    """The place of the tag of ints of two digits, its value, and the place of their digits.
 
     Where that is not as it is known to be, the tag is one that no int has.
     """
@@ -114,7 +114,7 @@ def int_offsets() -> tuple[int, int, int]:
 
 
 def slot_offsets(cls: type, values: Mapping[str, Any]) -> list[int] | None:
-    """Where an object keeps its type and then the given slots, in bytes from its address."""
+    """The places of an object's type and then of the given slots, in bytes from its address."""
     sample = object.__new__(cls)
     for name, value in values.items():
         setattr(sample, name, value)

@@ -63,7 +63,7 @@ class _Countdown:
         self.left = WALKS_IN_PYTHON
 
     def flatten(self, x: Any, leaves: list[Any]) -> tree.TreeDef:
-        """What `walks.flatten` is meanwhile."""
+        """The `walks.flatten` until native walks are installed."""
         if self.left <= 0:
             install_walks()
             return tree.walks.flatten(x, leaves)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from spmd.base.background import Worker
 from spmd.base.fork import after_fork_in_child
@@ -47,12 +47,13 @@ class CacheWriter:
         self._lock = threading.RLock()
         self._writing = threading.RLock()
 
-    def put(self, path: str, payload: bytes) -> None:
-        """Have `payload` written to `path`, soon."""
+    def put(self, entries: Mapping[str, bytes]) -> None:
+        """Have payloads written to their paths, soon."""
         with self._lock:
-            is_first = not self._waiting  # else the job of another entry writes this one too
-            self._nbytes += len(payload) - len(self._waiting.get(path, b""))
-            self._waiting[path] = payload
+            is_first = not self._waiting  # else the job of another entry writes these too
+            for path, payload in entries.items():
+                self._nbytes += len(payload) - len(self._waiting.get(path, b""))
+                self._waiting[path] = payload
             self._changed = time.monotonic()
             is_full = self._nbytes > MOST_BYTES
         if is_full or (is_first and not self._worker.submit(self._write_at_rest)):

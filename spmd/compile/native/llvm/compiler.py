@@ -290,9 +290,8 @@ class Loader:
             symbols = [s for text, _ in sources for s in sharing.symbols_of(text)]
             names = [keys[source] for source in sources]
             name = names[0] if len(names) == 1 else entry_key("unit", *names)
-            object_cache.store(name, code)
-            for other in names if len(names) > 1 else ():
-                object_cache.store(other, _MOVED + " ".join([name, *symbols]).encode())
+            moved = _MOVED + " ".join([name, *symbols]).encode()
+            object_cache.store_all({name: code} | {n: moved for n in names if n != name})
             yield sources, _Unit(name, symbols, code)
 
     def load_entries(self, entries: Mapping[str, Sequence[str]]) -> bool:
@@ -373,13 +372,13 @@ class Loader:
         return self._emit_now(sources) if made is None else made
 
     def _emit_now(self, sources: Sequence[Source]) -> bytes:
-        free = self._emitters[sharing.is_control(sources[0])]
+        is_control = sharing.is_control(sources[0])
+        free = self._emitters[is_control]
         try:
             # The one that was used last: LLVM's set-up at the first use is done.
             emitter = free.pop()
         except IndexError:
-            level = 0 if sharing.is_control(sources[0]) else 2
-            emitter = _Emitter(self._llvm, self._target_machine(level))
+            emitter = _Emitter(self._llvm, self._target_machine(0 if is_control else 2))
         try:
             return emitter.emit(sources)
         finally:
@@ -450,7 +449,7 @@ class Batch:
         key = self._wanted[source] = loader._key(text, optimize)
         if key in loader._texts:
             return
-        for symbol in called_by_text(text):
+        for symbol in called_by_text(text) if SHARED_PREFIX in text else ():
             if symbol not in sharing.symbols_of(text):
                 self._add(shared_text(symbol), needs_passes(symbol))
         self._new[source] = key

@@ -1,4 +1,4 @@
-"""How many cores this process may compute on: the size of the pool and of parallel compiles.
+"""The number of cores this process may compute on: the size of the pool and of parallel compiles.
 
 Three things bound it: the cores that the process is bound to, the CPU time that its container may
 use, and the ranks of the same job that share the machine without being bound to cores of their own.
@@ -17,7 +17,7 @@ _CGROUP = "/sys/fs/cgroup"
 
 
 def available_cores() -> int:
-    """How many cores this process may use, at least one."""
+    """The number of cores this process may use, at least one."""
     bound = _bound_cores()
     if bound == (os.cpu_count() or 1):
         bound //= _ranks_here()

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from spmd.base.config import config
 from spmd.base.digest import blake2b
@@ -120,7 +120,7 @@ class ObjectCache:
         return self._usable_folder() is not None
 
     def problem(self) -> str | None:
-        """Why entries cannot be kept; None if they can."""
+        """The reason that entries cannot be kept; None if they can."""
         self.flush()
         folder = self._folder()
         if folder is None:
@@ -138,9 +138,10 @@ class ObjectCache:
 
     def load(self, key: str) -> bytes | None:
         """The payload stored under `key`, or None if there is no sound entry."""
-        path = self._path(key)
-        if path is None:
+        folder = self._usable_folder()
+        if folder is None:
             return None
+        path = _path_in(folder, key)
         if self._behind is not None:
             waiting = self._behind.get(path)
             if waiting is not None:
@@ -163,13 +164,19 @@ class ObjectCache:
 
     def store(self, key: str, payload: bytes) -> None:
         """Keep `payload` under `key`; the first failure to write ends writing for this process."""
-        path = self._path(key)
-        if path is None or not self._writable:
+        self.store_all({key: payload})
+
+    def store_all(self, entries: Mapping[str, bytes]) -> None:
+        """Keep each payload under its key, as `store` does."""
+        folder = self._usable_folder()
+        if folder is None or not self._writable:
             return
-        if self._behind is None:
+        paths = {_path_in(folder, key): payload for key, payload in entries.items()}
+        if self._behind is not None:
+            self._behind.put(paths)
+            return
+        for path, payload in paths.items():
             self._write(path, payload)
-        else:
-            self._behind.put(path, payload)
 
     def flush(self) -> None:
         """Write the entries that are not on the disk; when it returns, other processes find all."""
@@ -216,10 +223,6 @@ class ObjectCache:
                 os.unlink(path)
             total -= size
 
-    def _path(self, key: str) -> str | None:
-        folder = self._usable_folder()
-        return None if folder is None else os.path.join(folder, key[:2], f"{key[2:]}.o")
-
     def _usable_folder(self) -> Folder | None:
         folder = self._folder()
         if folder is None:
@@ -227,6 +230,10 @@ class ObjectCache:
         if folder not in self._checked:
             self._checked[folder] = _is_private(folder)
         return folder if self._checked[folder] else None
+
+
+def _path_in(folder: Folder, key: str) -> str:
+    return os.path.join(folder, key[:2], f"{key[2:]}.o")
 
 
 def _is_private(folder: Folder) -> bool:

@@ -47,7 +47,7 @@ def needs_passes(symbol: str) -> bool:
 
 def called_by_text(text: str) -> list[str]:
     """The symbols of the shared functions that a text names."""
-    return list(dict.fromkeys(_IN_TEXT.findall(text))) if f"@{SHARED_PREFIX}" in text else []
+    return list(dict.fromkeys(_IN_TEXT.findall(text)))
 
 
 def called_by_code(code: bytes) -> list[str]:

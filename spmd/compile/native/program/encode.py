@@ -507,7 +507,7 @@ def _reduction(step: Exchange[Slot]) -> Reduction:
 
 
 def _blocks_of(step: Exchange[Slot]) -> tuple[int, int]:
-    """How many blocks a row of the input has, and one of the output."""
+    """The number of blocks a row of the input has, and one of the output."""
     size = len(step.groups[0])
     scatters, gathers = ("reduce_scatter", "all_to_all"), ("all_gather", "all_to_all")
     return size if step.kind in scatters else 1, size if step.kind in gathers else 1

@@ -119,7 +119,7 @@ def actions(
 
 
 def extents(rounds: ExchangePlan, devices: int) -> tuple[int, int]:
-    """How many bytes of an input and of an output some rounds touch."""
+    """The number of bytes of an input and of an output that some rounds touch."""
     ends = {Memory.INPUT: 0, Memory.OUTPUT: 0}
 
     def touch(place: Place, nbytes: int) -> None:
@@ -183,7 +183,7 @@ def _in_rows(copy: Strided) -> Iterator[Strided]:
 
 
 def bytes_read(given: Sequence[Box]) -> int:
-    """How many bytes of an input some boxes touch."""
+    """The number of bytes of an input that some boxes touch."""
     return max((_end(b.copy.start, b.copy, 1) for b in given if b.source >= 0), default=0)
 
 

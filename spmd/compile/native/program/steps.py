@@ -409,5 +409,5 @@ def rounds_of(step: Any, unknown: int = 1) -> int:
 
 
 def levels(step: Any) -> int:
-    """How many loop levels the blocks of a step are further in."""
+    """The number of loop levels by which the blocks of a step are further in."""
     return len(step.trips) if isinstance(step, Parallel) else isinstance(step, Loop | While)

@@ -205,7 +205,7 @@ class Queue:
             self._arenas.clear()
 
     def holders(self, block: Any) -> int:
-        """How many jobs under way keep a block. The lock is held."""
+        """The number of jobs under way that keep a block. The lock is held."""
         key = id(block)
         return sum(key in job.kept for job in self.jobs)
 

@@ -116,9 +116,8 @@ def warm_up_runtime() -> None:
     """Begin with the code of most larger programs: the runtime's core, the pool, kernel batches.
 
     A program that has to be compiled says so first. Nothing happens where the code is on the disk,
-    nor on one core, where this work would delay the program. Entry points are not part of it: the
-    second call of a program comes when it comes, and while larger programs are compiled they need
-    the other core more.
+    nor on one core, where this work would delay the program. Entry points are not part of it: while
+    larger programs are compiled they need the other core more. The first result begins with these.
     """
     if available_cores() > 1:
         pool, batch = part_source(POOL), part_source("batch")
@@ -170,7 +169,6 @@ def _load() -> Runtime:
     error = ctypes.CFUNCTYPE(ctypes.c_int32)(symbols["spmd_initialize"])()
     if error:
         raise OSError(error, os.strerror(error))
-    config.on_update("num_threads", lambda _: _follow_setting())
     return loaded
 
 
@@ -228,6 +226,9 @@ def _follow_setting() -> None:
     workers = _wanted_workers()
     if _pool:
         set_workers(_pool[0], workers)
+
+
+config.on_update("num_threads", lambda _: _follow_setting())
 
 
 def set_workers(calls: PoolCalls, workers: int) -> None:

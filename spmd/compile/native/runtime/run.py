@@ -121,8 +121,11 @@ class NativeProgram:
         ]
         # For dispatchers: entry(header_address, frames_address) -> status, to be handed to `fail`
         # when it is not 0.
-        is_short = encoded.cost_ps * devices < SHORT_PS and not encoded.is_open
-        self.entry: Callable[[int, int], int] = loaded.run_short if is_short else loaded.run_long
+        # Whether a run holds the GIL from begin to end.
+        self.keeps_gil = encoded.cost_ps * devices < SHORT_PS and not encoded.is_open
+        self.entry: Callable[[int, int], int] = (
+            loaded.run_short if self.keeps_gil else loaded.run_long
+        )
         self.header_address = _address(self._header)
         self.frame_words = devices * encoded.bases
         # The report of a failed run follows the frames: the step, and a word per device.
@@ -186,11 +189,6 @@ class NativeProgram:
         if self.program is None and self._steps_again is not None:
             steps = self._steps_again()
         return steps[number]
-
-    @property
-    def keeps_gil(self) -> bool:
-        """Whether a run holds the GIL from begin to end."""
-        return self.entry is runtime().run_short
 
     @property
     def is_long(self) -> bool:

@@ -82,10 +82,10 @@ def test_a_full_buffer_is_written_at_once(no_rest, monkeypatch):
     written: list[str] = []
     monkeypatch.setattr(cache_writer, "MOST_BYTES", 1000)
     behind = CacheWriter(lambda path, payload: written.append(path))
-    behind.put("a", bytes(600))
-    behind.put("a", bytes(700))  # in its place: still 700
+    behind.put({"a": bytes(600)})
+    behind.put({"a": bytes(700)})  # in its place: still 700
     assert written == []
-    behind.put("b", bytes(400))
+    behind.put({"b": bytes(400)})
     assert written == ["a", "b"] and behind.get("a") is None
 
 
@@ -99,9 +99,9 @@ def test_the_last_payload_of_a_path_is_written_last():
         written.setdefault(path, []).append(payload)
 
     behind = CacheWriter(write)
-    behind.put("a", b"1")
+    behind.put({"a": b"1"})
     assert begun.wait(60)
-    behind.put("a", b"2")  # while the first is written
+    behind.put({"a": b"2"})  # while the first is written
     assert behind.get("a") == b"2"
     go.set()
     behind.flush()
@@ -169,13 +169,13 @@ def test_a_signal_handler_may_store_during_a_write(no_rest):
 
     def handle(*_: object) -> None:
         written.append("handled")
-        behind.put("b", b"2")
+        behind.put({"b": b"2"})
         behind.flush()
 
     behind = CacheWriter(write)
     before = signal.signal(signal.SIGUSR1, handle)
     try:
-        behind.put("a", b"1")
+        behind.put({"a": b"1"})
         behind.flush()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -327,17 +327,17 @@ def test_a_child_forked_during_a_write_neither_waits_nor_writes_it(tmp_path):
             go.wait(60)
 
     behind = CacheWriter(write)
-    behind.put("slow", b"slow")
-    behind.put("next", b"next")
+    behind.put({"slow": b"slow"})
+    behind.put({"next": b"next"})
     assert begun.wait(60)
-    putting = threading.Thread(target=lambda: behind.put("held", Slow(b"held")))
+    putting = threading.Thread(target=lambda: behind.put({"held": Slow(b"held")}))
     putting.start()
     assert held.wait(60)
     child = os.fork()
     if child == 0:
         signal.alarm(60)  # it must not wait for anybody
         before = len(written)
-        behind.put("own", b"own")
+        behind.put({"own": b"own"})
         behind.flush()
         own = written[before:]
         os._exit(0 if own == [(os.getpid(), "own")] and behind.get("next") is None else 1)

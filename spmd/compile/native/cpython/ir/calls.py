@@ -1,4 +1,4 @@
-"""What native code asks of CPython by one call: new references, calls, exceptions."""
+"""Requests of native code to CPython that are one call: references, calls, exceptions."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ declare ptr @PyObject_CallObject(ptr, ptr)
 
 
 def spread_functions(layout: Layout) -> list[Function]:
-    """What takes operands out of containers: `spread_node`, and `release_objects`."""
+    """The functions that take operands out of containers: `spread_node`, `release_objects`."""
     return [_release(), _spread_sequence(), _spread_dict(), _spread_node(layout)]
 
 
@@ -135,7 +135,7 @@ def _spread_node(layout: Layout) -> Function:
 
 
 def gather_functions() -> list[Function]:
-    """What puts results into containers: `gather_node`, which asks `make_next` for each."""
+    """The function that puts results into containers: `gather_node`, which asks `make_next`."""
     return [_gather_sequence(), _gather_dict(), _gather_node()]
 
 

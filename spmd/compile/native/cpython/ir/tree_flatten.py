@@ -354,7 +354,7 @@ def _up_to(layout: Layout, tree: TreeLayout) -> Function:
 
 
 def walk_functions(layout: Layout, tree: TreeLayout) -> list[Function]:
-    """What takes trees apart: `flatten_node` and `up_to_node`."""
+    """The functions that take trees apart: `flatten_node` and `up_to_node`."""
     return [
         _make_tree(tree),
         _is_leaf(layout),
