@@ -20,7 +20,7 @@ from spmd.base.util import function_name
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import ClosedJaxpr, Jaxpr
 from spmd.lax.convert import convert_element_type
-from spmd.sharding.array import from_numpy
+from spmd.sharding.array import array_of
 
 
 class FlatFunction:
@@ -77,7 +77,7 @@ def check_outputs_are_arrays(f: Callable[..., Any], leaves: Sequence[Any]) -> No
 def as_array(x: Any) -> Any:
     """NumPy arrays and numbers as `Array`; arrays and tracers as they are."""
     if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):
-        return from_numpy(x)
+        return array_of(x)
     return x
 
 

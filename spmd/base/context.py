@@ -1,4 +1,4 @@
-"""The context of the running code: the current trace, the axis names in scope, the source line.
+"""The context of the running code: the current trace, axis names and mesh, the source line.
 
 The only mutable state of the tracer. `state` is thread-local; each thread starts with evaluation,
 no axes, and source lines that are read off the stack.
@@ -21,16 +21,28 @@ class _State(threading.local):
         self.source: Any = None
         self.scope: str = ""
         self.operand: str = ""
+        # The mesh that `set_mesh` has set, over which results lie that no mesh has touched.
+        self.mesh: Any = None
 
 
 # The trace that every thread starts with; core/trace.py puts its `EvalTrace` here.
 evaluation: list[Any] = [None]
 state = _State()
 
-# One entry for each scope, on any thread, that began a transformation or brought axis names. While
-# it is empty every thread evaluates, and a call need not ask for its own thread's `state`, which
-# would take a tenth of it. `list.append` and `list.pop` are atomic.
+# One entry for each scope, on any thread, that began a transformation, brought axis names or set a
+# mesh. While it is empty every thread evaluates, and a call need not ask for its own thread's
+# `state`, which would take a tenth of it. `list.append` and `list.pop` are atomic.
 busy: list[None] = []
+
+
+def set_state_mesh(mesh: Any) -> None:
+    """Make `mesh`, or none, the one over which this thread's results lie."""
+    if (mesh is None) != (state.mesh is None):
+        if mesh is None:
+            busy.pop()
+        else:
+            busy.append(None)
+    state.mesh = mesh
 
 
 class current_trace:
@@ -74,7 +86,7 @@ def attributed_to(source: Any) -> Iterator[None]:
 def undisturbed() -> Iterator[None]:
     """Begin as a new thread does, for the length of a `with` block: no trace, no axes, no line."""
     before = vars(state).copy()
-    state.axes, state.source, state.scope, state.operand = (), None, "", ""
+    state.axes, state.source, state.scope, state.operand, state.mesh = (), None, "", "", None
     try:
         with current_trace(evaluation[0]):
             yield

@@ -32,7 +32,7 @@ from spmd.numpy.promotion import (
     result_type,
     user_dtype,
 )
-from spmd.sharding.array import Array, ArrayLike, alias, from_shards
+from spmd.sharding.array import Array, ArrayLike, alias, from_shards, in_scope
 
 
 def placed(x: Any, device: Any) -> Any:
@@ -117,7 +117,7 @@ def _from_value(x: Any, dtype: np.dtype | None, copy: bool) -> Any:
                 else lax.convert_element_type(x, dtype)
             )
         if copy and isinstance(x, (Tracer, Array)):
-            return lax.copy(x) if isinstance(x, Tracer) else alias(x)
+            return lax.copy(x) if isinstance(x, Tracer) else in_scope(alias(x))
         return as_array(x)
     return lax.convert_element_type(exact(x, dtype), dtype)
 
@@ -359,7 +359,7 @@ def _like(name: str, a: Any, value: Any, dtype: Any, shape: Any, device: Any) ->
         result = lax.full(new_shape, value)
     else:
         result = _spread(value, tuple(new_shape), found)
-    if device is None and is_arraylike(a) and typeof(a).shape == tuple(new_shape):
+    if device is None and isinstance(a, (Array, Tracer)) and a.shape == tuple(new_shape):
         result = match_sharding(result, typeof(a))
     return placed(result, device)
 

@@ -394,7 +394,7 @@ def _write_block(x: Any, expr: IndexExpr, name: str, values: Any, combine: Combi
         values = _stretched(values, _result_shape(region), name)
         values = lax.rev(lax.reshape(values, block), region.reversed)
     else:
-        values = broadcast_to(values, block)
+        values = to_auto(broadcast_to(values, block))  # a number fits any layout
     if block == typeof(x).shape:
         return combine(x, values)
     if name != "set":

@@ -24,7 +24,7 @@ from spmd.core.jvp import JVPTracer
 from spmd.core.stage import JaxprTracer
 from spmd.core.trace import Tracer
 from spmd.core.vmap import BatchTracer
-from spmd.sharding.array import Array, from_numpy
+from spmd.sharding.array import Array, array_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -365,7 +365,7 @@ def promote_args_numeric(name: str, *xs: Any) -> list[Any]:
 def as_array(x: Any) -> Any:
     """`x` as an array or tracer; numbers and NumPy arrays become concrete arrays, traced or not."""
     x = plain(x)
-    return x if isinstance(x, (Tracer, Array)) else from_numpy(x)
+    return x if isinstance(x, (Tracer, Array)) else array_of(x)
 
 
 def constant_like(x: Any, value: Any) -> Any:

@@ -18,7 +18,7 @@ from spmd.base.source import current_source
 from spmd.core.aval import typeof
 from spmd.core.trace import Tracer
 from spmd.numpy.creation import asarray, placed
-from spmd.sharding.array import Array, from_numpy
+from spmd.sharding.array import Array, from_numpy, in_scope
 
 API_VERSION = "2025.12"
 # A device of kind 1 of the DLPack protocol: memory that the CPU reads.
@@ -165,7 +165,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
         )
     if copy or obstacle is not None:
         return asarray(value, copy=True, device=device)
-    shared = from_numpy(value, copy=False)
+    shared = in_scope(from_numpy(value, copy=False))
     return shared if device is None else placed(shared, device)
 
 

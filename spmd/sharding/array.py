@@ -11,6 +11,7 @@ that are here.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -19,7 +20,8 @@ import numpy as np
 
 from spmd.base import dtypes
 from spmd.base.aligned_copy import aligned_copy
-from spmd.base.device import Device, default_device
+from spmd.base.context import busy, evaluation, state
+from spmd.base.device import Device, default_device, process_index
 from spmd.base.errors import DeletedError, DeviceError, MutationError, ShardingError
 from spmd.base.record import record
 from spmd.core.aval import ShapedArray, register_array_type, typeof
@@ -35,6 +37,7 @@ from spmd.sharding.named import (
     Sharding,
     SingleDeviceSharding,
 )
+from spmd.sharding.spec import Mesh, PartitionSpec
 
 # Small results are kept in `bytes` objects, where CPython has the content behind the header.
 BYTES_OFFSET = bytes.__basicsize__ - 1
@@ -415,7 +418,8 @@ class Array(ArrayMethods):
         is_placed = self._sharding is not None and self.shards is None
         value, device = self._value, self.device if is_placed else None
         row = self.aval.strip_sharding().update(shape=self.shape[1:])
-        return (from_numpy(value[k], row, device) for k in range(self.shape[0]))
+        rows = (from_numpy(value[k], row, device) for k in range(self.shape[0]))
+        return map(in_scope, rows) if device is None else rows
 
 
 register_array_type(Array, lambda x: x.aval)
@@ -473,7 +477,12 @@ def from_numpy(
     return out
 
 
-set_array_of(from_numpy)
+def array_of(x: Any, aval: ShapedArray | None = None) -> Array:
+    """An array of a NumPy array or number, over the mesh in scope if there is one."""
+    return in_scope(from_numpy(x, aval))
+
+
+set_array_of(array_of)
 
 
 def from_memory(ptr: int, owner: Any, aval: ShapedArray, sharding: Sharding | None = None) -> Array:
@@ -498,6 +507,35 @@ def from_shards(aval: ShapedArray, sharding: Sharding, shards: Sequence[Array]) 
     out._numpy = None
     out._sharding = sharding
     return out
+
+
+def in_scope(x: Array) -> Array:
+    """An array that lies nowhere yet, over the mesh that `set_mesh` has set; else as it is."""
+    if not busy or state.mesh is None or state.trace is not evaluation[0] or state.axes:
+        return x
+    return x if x._sharding is not None else replicated(x, state.mesh)
+
+
+def replicated(x: Array, mesh: Mesh, in_full: bool = False) -> Array:
+    """An array of one device as all devices of a mesh have it: over the same memory.
+
+    Its spec is P(), or `in_full`. Where this process has no device of the mesh it stays as it is.
+    """
+    sharding, homes = _replicating(mesh)
+    if not homes:
+        return x
+    owner = x.owner  # before the address, which settling writes before the owner
+    aval = x.aval
+    shards = [from_memory(x.ptr, owner, aval, home) for home in homes]
+    return from_shards(aval, sharding.in_full(aval.ndim) if in_full else sharding, shards)
+
+
+@functools.lru_cache(maxsize=32)
+def _replicating(mesh: Mesh) -> tuple[NamedSharding, list[SingleDeviceSharding]]:
+    """The sharding that replicates over a mesh, and those of this process's devices."""
+    mine = process_index()
+    homes = [SingleDeviceSharding(d) for d in mesh.flat_devices() if d.process_index == mine]
+    return NamedSharding(mesh, PartitionSpec()), homes
 
 
 def alias(x: Array) -> Array:

@@ -57,17 +57,19 @@ _all: weakref.WeakSet[FastCalls] = weakref.WeakSet()
 _worker = Worker("spmd-closures")
 
 
-def _no_match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def no_match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The closure that no call fits."""
     return MISS
 
 
 class FastCalls:
     """The closures of one function, of which the one that was written last is tried first.
 
-    `match(args, kwargs)` gives the result of the first that fits, or `MISS`.
+    `match(args, kwargs)` gives the result of the first that fits, or `MISS`. While `set_mesh` has
+    set a mesh, results lie elsewhere: closures are those of `over(mesh)`.
     """
 
-    __slots__ = ("__weakref__", "_counts", "_matchers", "match")
+    __slots__ = ("__weakref__", "_counts", "_matchers", "_over", "match")
 
     def __init__(self) -> None:
         self.clear()
@@ -86,6 +88,15 @@ class FastCalls:
             if made is not None:
                 self._set([made, *self._matchers[: MOST_MATCHERS - 1]])
 
+    def over(self, mesh: Any) -> FastCalls:
+        """The closures of calls while `set_mesh` has set a mesh; None is no mesh."""
+        if mesh is None:
+            return self
+        found = self._over.get(mesh)
+        if found is None:
+            found = self._over[mesh] = FastCalls()
+        return found
+
     def note_map(self, call: MappedCall) -> None:
         """Count an evaluated call of a mapped function."""
         kinds = tuple((type(x), isinstance(x, Array) and x.shards is None) for x in call.leaves)
@@ -94,12 +105,13 @@ class FastCalls:
     def clear(self) -> None:
         """Forget all closures."""
         self._counts: dict[Any, int] = {}
+        self._over: dict[Any, FastCalls] = {}
         self._set([])
 
     def _set(self, matchers: list[Match]) -> None:
         self._matchers = matchers
         # The only closure is called directly, which is faster.
-        self.match: Match = _no_match if not matchers else self._match_any
+        self.match: Match = no_match if not matchers else self._match_any
         if len(matchers) == 1:
             self.match = matchers[0]
 

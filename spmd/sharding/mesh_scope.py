@@ -1,7 +1,7 @@
 """`set_mesh`, `get_mesh` and their abstract relatives: the mesh that code inside need not name.
 
-They read and write the one scope of `spec.py`, which `with mesh:` sets too; each thread has its
-own.
+They read and write the one scope of `spec.py`; each thread has its own. `with mesh:` is weaker: it
+is where specs without a mesh look if none is set.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from spmd.sharding.spec import Mesh, scope
 
 
 class set_mesh:
-    """Set the mesh that `shard_map` and bare `PartitionSpec`s refer to.
+    """Set the mesh that `shard_map` and bare `PartitionSpec`s refer to, and on which results lie.
 
     `set_mesh(mesh)` sets it for the rest of this thread, and `with set_mesh(mesh):` for a block;
-    None is no mesh. It takes no part in what shapes and dtypes become. Raises `ArgumentError` if
+    None is no mesh. Results of operations and jitted functions that would lie on one device lie on
+    all of the mesh's, whole; they share their memory. `device_put` without a sharding leaves arrays
+    on one device. Raises `ArgumentError` if
     `mesh` is no `Mesh`, and `ShardingError` if an axis is `Manual` or inside `jit` and other
     transformations.
 
@@ -46,7 +48,7 @@ class set_mesh:
                 f"set_mesh: {mesh} has a Manual axis; only shard_map makes axes manual, for the "
                 "code inside it"
             )
-        self._before = scope.enter(None if mesh is None or mesh.empty else mesh)
+        self._before = scope.enter(None if mesh is None or mesh.empty else mesh, places=True)
 
     def __enter__(self) -> None:
         pass
@@ -56,7 +58,7 @@ class set_mesh:
 
 
 def get_mesh() -> Mesh:
-    """Return the mesh that `set_mesh` or `with mesh:` has set, or one that is `empty`.
+    """Return the mesh that `set_mesh` has set, or one that is `empty`.
 
     It has devices, of which traced code knows nothing: raises `ShardingError` inside `jit` and
     other transformations, where `get_abstract_mesh` gives the axes.
@@ -100,7 +102,7 @@ class use_abstract_mesh:
                 f"use_abstract_mesh: {self.mesh} has {self.mesh.size} devices, and the mesh in "
                 f"scope, {around}, has {around.size}; both must have as many"
             )
-        self._before = scope.enter(scope.mesh, self.mesh)
+        self._before = scope.enter(scope.mesh, self.mesh, places=True)
 
     def __exit__(self, *error: object) -> None:
         scope.leave(self._before)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from spmd.sharding.array import Array
+from spmd.base.context import state
+from spmd.base.errors import DeviceError, ShardingError
+from spmd.base.source import current_source
+from spmd.sharding.abstract_mesh import AxisType
+from spmd.sharding.array import Array, from_shards, replicated
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.spec import Mesh, PartitionSpec
 
@@ -27,6 +31,102 @@ def layouts_of(leaves: Sequence[Any]) -> Layouts | None:
     found = [x.sharding if type(x) is Array and x.shards is not None else None for x in leaves]
     named = tuple([s if isinstance(s, NamedSharding) else None for s in found])
     return named if any(named) else None
+
+
+def check_in_scope(
+    mesh: Mesh, leaves: Sequence[Any], name_of: Callable[[int], str], strict: bool = False
+) -> None:
+    """Raise a DeviceError if an operand is committed to other devices than the mesh in scope.
+
+    `name_of` gives what the user calls an operand. Raises a ShardingError if an operand or the mesh
+    in scope has `Explicit` axes and the other has not the same; types may differ if not `strict`.
+    """
+    for k, x in enumerate(leaves):
+        if type(x) is not Array or x._sharding is None:
+            continue
+        sharding = x._sharding
+        if isinstance(sharding, NamedSharding) and sharding.mesh is mesh:
+            continue
+        if sharding.layout[0] != NamedSharding(mesh, PartitionSpec()).layout[0]:
+            raise DeviceError(
+                f"{current_source()}: {name_of(k)} ({x.aval.short()}) is committed to {sharding}, "
+                f"and set_mesh has set {mesh}, which has other devices, or the same in another "
+                f"order. Move it: device_put({name_of(k)}, P(...)); or leave the mesh's block"
+            )
+        other = sharding.mesh if isinstance(sharding, NamedSharding) else mesh
+        types = {*mesh.axis_types, *other.axis_types}
+        alike = other.abstract_mesh == mesh.abstract_mesh if strict else other.has_grid_of(mesh)
+        if AxisType.Explicit in types and not alike:
+            raise ShardingError(
+                f"{current_source()}: {name_of(k)} ({x.aval.short()}) is laid out by {sharding}, "
+                f"and set_mesh has set {mesh}; along Explicit axes both must be one mesh. "
+                f"Lay it out over that one: device_put({name_of(k)}, P(...))"
+            )
+
+
+def call_in_scope(
+    mesh: Mesh,
+    executable: Any,
+    leaves: Sequence[Any],
+    names: Callable[[], Sequence[str]],
+    wanted: Sequence[Any],
+) -> list[Any]:
+    """Call an executable while `set_mesh` has set a mesh; results lie over it then.
+
+    `names()` are what the user calls the operands. Results that have a `wanted` sharding keep it.
+    """
+    check_in_scope(mesh, leaves, lambda k: names()[k], strict=True)
+    before, state.mesh = state.mesh, None  # for what runs inside; `busy` counts scopes, not values
+    try:
+        outs = executable(leaves)
+    finally:
+        state.mesh = before
+    found = in_scope_mesh(mesh, outs, _computed(executable))
+    return [x if s is not None else y for x, y, s in zip(outs, found, wanted, strict=True)]
+
+
+def _computed(executable: Any) -> list[bool] | None:
+    return None if executable.is_map else [r is None for r in executable.results]
+
+
+def output_shardings_in_scope(mesh: Mesh | None, executable: Any) -> list[Any]:
+    """The shardings of an executable's results if `set_mesh` has set a mesh, or none."""
+    found = executable.output_shardings
+    if mesh is None or executable.is_map:
+        return found
+    whole = NamedSharding(mesh, PartitionSpec())
+    pairs = zip(executable.out_avals, _computed(executable) or (), strict=True)
+    return [whole.in_full(a.ndim) if computed else whole for a, computed in pairs]
+
+
+def stays_in_scope(mesh: Mesh, executable: Any, layouts: Layouts | None) -> bool:
+    """Whether calls with operands of these layouts need nothing of what `call_in_scope` does."""
+    given = [s for s in layouts or () if s is not None]
+    shardings = [*given, *(executable.output_shardings if executable.is_map else [None])]
+    return all(isinstance(s, NamedSharding) and s.mesh is mesh for s in shardings)
+
+
+def in_scope_mesh(
+    mesh: Mesh, outs: Sequence[Any], computed: Sequence[bool] | None = None
+) -> list[Any]:
+    """Results over the mesh in scope: replicated if no mesh has touched them.
+
+    What was not `computed` but an operand is laid out by P(), else the spec is in full where types
+    say all. Those over another mesh of the same devices are told in axes of this one if they can.
+    """
+    found = []
+    for k, x in enumerate(outs):
+        if type(x) is Array and x.shards is not None:
+            now = x._sharding
+            if isinstance(now, NamedSharding) and not now.mesh.has_grid_of(mesh):
+                spec = None if x.aval.sharding is not None else spec_over(mesh, now)
+                if spec is not None:
+                    sharding = NamedSharding(mesh, spec, uneven=now.uneven)
+                    x = from_shards(x.aval, sharding, x.shards)
+        elif type(x) is Array:
+            x = replicated(x, mesh, computed is None or computed[k])
+        found.append(x)
+    return found
 
 
 def spec_over(mesh: Mesh, sharding: NamedSharding) -> PartitionSpec | None:

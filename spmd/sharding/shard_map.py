@@ -123,9 +123,10 @@ def shard_map(
     `in_specs` and `out_specs` are pytree prefixes of `PartitionSpec`s: which mesh axes split which
     dims. Global shape (8, 4) with `P("x")` over 4 devices is (2, 4) inside `f`; dtypes are those of
     `f`. Without `in_specs` the types of the arguments say it, along `Explicit` axes. `mesh` is by
-    default that of the surrounding `with mesh:`; an `AbstractMesh` stands for
-    that in scope, or that of the arguments. An output whose spec leaves out an axis must be
-    equal along it, which `check_vma` verifies while tracing; `check_vma=False` takes it on trust.
+    default that of `set_mesh`, with which it must agree, or of the surrounding `with mesh:`; an
+    `AbstractMesh` stands for that in scope, or that of the arguments. An output whose spec leaves
+    out an axis must be equal along it, which `check_vma` verifies while tracing;
+    `check_vma=False` takes it on trust.
     `axis_names` are the axes along which `f` sees shards, by default all. Along the others its
     values are whole, and the compiler, or their types, say how they lie: specs do not name them,
     and collectives cannot. Without `f` this is a decorator.
@@ -186,6 +187,11 @@ def shard_map(
             )
         if not isinstance(grid, Mesh):
             grid = _with_devices(what, grid, args)
+        if state.mesh is not None and not state.axes and not grid.has_grid_of(state.mesh):
+            raise ShardingError(
+                f"{current_source()}: {what}: mesh is {grid}, and set_mesh has set {state.mesh}; "
+                "leave mesh= out, or call it outside of that mesh's block"
+            )
         manual = _manual_axes(f, grid, axis_names)
         return _call(f, grid, in_specs, out_specs, check_vma, args, fast, manual)
 

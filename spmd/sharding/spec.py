@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.context import set_state_mesh, state
 from spmd.base.device import Device, devices, process_index, too_few_devices
 from spmd.base.errors import ArgumentError, DeviceError, ShardingError
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes, types_of_axes
@@ -310,6 +311,12 @@ class Mesh(NamedAxes, contextlib.ContextDecorator):
             self.axis_types if axis_types is None else axis_types,
         )
 
+    def with_axes_of(self, axes: AbstractMesh) -> Mesh | None:
+        """Make the mesh of the same devices that has these axes; None if there are none."""
+        if axes.empty:
+            return None
+        return Mesh(self.devices.reshape(axes.axis_sizes), axes.axis_names, axes.axis_types)
+
     def has_grid_of(self, other: NamedAxes) -> bool:
         """Whether another mesh has the same axes and, if any, devices; types do not count."""
         same = self.shape_tuple == other.shape_tuple
@@ -325,11 +332,12 @@ class Mesh(NamedAxes, contextlib.ContextDecorator):
             yield device, dict(zip(self.axis_names, index, strict=True))
 
     def __enter__(self) -> Mesh:
-        scope.outer.append(scope.enter(self))
+        scope.outer.append(self)
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        scope.leave(scope.outer.pop())
+    def __exit__(self, *_: Any) -> bool:
+        scope.outer.pop()
+        return False
 
     # There is one object of each mesh, so that identity is equality.
     def __eq__(self, other: object) -> bool:
@@ -380,40 +388,54 @@ def _mesh_of(platform: str | None, ids: np.ndarray, names: Any, types: Any) -> M
 # ---- the mesh in scope -------------------------------------------------------------------------
 
 
+_Before = tuple["Mesh | None", "AbstractMesh | None", "Mesh | None"]
+
+
 class _Scope(threading.local):
-    """The mesh in scope on one thread: what `with mesh:`, `set_mesh` and `use_abstract_mesh` set.
+    """The mesh in scope on one thread: what `set_mesh`, `use_abstract_mesh` and maps set.
 
     `abstract` are the axes of `use_abstract_mesh`; it is None where they are those of `mesh`.
+    Where none of them has set a mesh, specs refer to that of the innermost `with mesh:`.
     """
 
     def __init__(self) -> None:
         self.mesh: Mesh | None = None
         self.abstract: AbstractMesh | None = None
-        self.outer: list[tuple[Mesh | None, AbstractMesh | None]] = []  # of each `with mesh:`
+        self.outer: list[Mesh] = []  # of each `with mesh:`
         self.reads = 0  # how often traced code has depended on it, as for a spec without a mesh
 
     def enter(
-        self, mesh: Mesh | None, abstract: AbstractMesh | None = None
-    ) -> tuple[Mesh | None, AbstractMesh | None]:
-        """Set both, and return what `leave` takes to set them back."""
-        before = self.mesh, self.abstract
+        self, mesh: Mesh | None, abstract: AbstractMesh | None = None, places: bool = False
+    ) -> _Before:
+        """Set both, and return what `leave` takes to set them back.
+
+        If the mesh `places` results, those that no mesh has touched lie over it from now on.
+        """
+        before = self.mesh, self.abstract, state.mesh
         self.mesh, self.abstract = mesh, abstract
+        if places:
+            set_state_mesh(
+                mesh if abstract is None or mesh is None else mesh.with_axes_of(abstract)
+            )
         return before
 
-    def leave(self, before: tuple[Mesh | None, AbstractMesh | None]) -> None:
+    def leave(self, before: _Before) -> None:
         """Set back what `enter` replaced."""
-        self.mesh, self.abstract = before
+        self.mesh, self.abstract, placing = before
+        set_state_mesh(placing)
 
 
 scope = _Scope()
 
 
 def current_mesh() -> Mesh | AbstractMesh | None:
-    """The mesh in scope on this thread, if any: that of `with mesh:` or `set_mesh`.
+    """The mesh in scope on this thread, if any: that of `set_mesh`, else of `with mesh:`.
 
     Where `use_abstract_mesh` has set other axes than those of that mesh, it is the abstract one.
     """
     mesh, abstract = scope.mesh, scope.abstract
+    if mesh is None and abstract is None and scope.outer:
+        return scope.outer[-1]
     if abstract is None or (mesh is not None and mesh.abstract_mesh == abstract):
         return mesh
     return None if abstract.empty else abstract

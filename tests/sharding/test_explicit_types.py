@@ -53,9 +53,15 @@ def types_of(values: list[Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def on_four() -> Iterator[Programs]:
+def programs_on_four() -> Programs:
     with programs_over(2, 2) as run:
-        yield run
+        return run
+
+
+@pytest.fixture
+def on_four(programs_on_four: Programs) -> Iterator[Programs]:
+    with spmd.set_mesh(explicit_mesh(2, 2)):
+        yield programs_on_four
 
 
 @pytest.fixture(scope="module")

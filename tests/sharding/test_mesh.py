@@ -164,13 +164,28 @@ def test_set_mesh_in_a_block():
         assert doubled().sharding == NamedSharding(mesh, P("x"))
         with set_mesh(other):
             assert get_mesh() is other
-        with other:
-            assert get_mesh() is other and get_abstract_mesh() == other.abstract_mesh
             with set_mesh(mesh), set_mesh(None):
                 assert get_mesh().empty
             assert get_mesh() is other
         assert get_mesh() is mesh
     assert get_mesh().empty and get_abstract_mesh().empty
+
+
+def test_a_with_block_of_a_mesh_is_where_specs_look_if_none_is_set():
+    mesh, other = make_mesh((4,), ("x",)), make_mesh((2,), ("x",))
+    x = np.arange(8.0)
+    with other:
+        assert get_mesh().empty and get_abstract_mesh().empty
+        assert lax.with_sharding_constraint(x, P("x")).sharding.mesh is other
+        assert spmd.numpy.ones(3).sharding.num_devices == 1
+        with mesh:
+            assert doubled().sharding.mesh is mesh
+        with set_mesh(mesh):
+            assert lax.with_sharding_constraint(x, P("x")).sharding.mesh is mesh
+    with set_mesh(mesh), other:
+        assert get_mesh() is mesh
+        assert lax.with_sharding_constraint(x, P("x")).sharding.mesh is mesh
+        assert spmd.numpy.ones(3).sharding.mesh is mesh
 
 
 def test_set_mesh_as_a_call():
@@ -186,14 +201,17 @@ def test_set_mesh_as_a_call():
 
 
 def test_the_mesh_in_scope_is_left_when_the_block_fails():
-    with pytest.raises(KeyError), make_mesh((4,), ("x",)), set_mesh(None):
+    mesh = make_mesh((4,), ("x",))
+    with pytest.raises(KeyError), mesh, set_mesh(mesh), set_mesh(None):
         raise KeyError
     assert get_mesh().empty
+    with pytest.raises(ShardingError, match="without a mesh"):
+        spmd.device_put(np.arange(8.0), P("x"))
 
 
 def test_each_thread_has_its_own_mesh_in_scope():
     seen = []
-    with make_mesh((4,), ("x",)):
+    with set_mesh(make_mesh((4,), ("x",))):
         thread = threading.Thread(target=lambda: seen.append(get_mesh().empty))
         thread.start()
         thread.join()
@@ -205,18 +223,19 @@ def test_one_mesh_in_two_threads_at_once():
     inside, done, seen = threading.Event(), threading.Event(), []
 
     def run():
-        with other, mesh:
+        with set_mesh(other), set_mesh(mesh):
             inside.set()
             done.wait(10)
+            seen.append(get_mesh() is mesh)
         seen.append(get_mesh().empty)
 
     thread = threading.Thread(target=run)
-    with mesh:
+    with set_mesh(mesh):
         thread.start()
         inside.wait(10)
     done.set()
     thread.join()
-    assert seen == [True] and get_mesh().empty
+    assert seen == [True, True] and get_mesh().empty
 
 
 def test_specs_refer_to_the_mesh_in_scope():

@@ -19,6 +19,7 @@ import numpy as np
 
 from spmd.base import dtypes
 from spmd.base.config import config
+from spmd.base.context import busy, state
 from spmd.base.device import process_index
 from spmd.base.errors import DeviceError, ShardingError
 from spmd.base.source import current_source
@@ -49,7 +50,7 @@ from spmd.sharding.array import Array, alias, from_numpy, from_shards, shard_val
 from spmd.sharding.call_cache import hook
 from spmd.sharding.explicit_layouts import reshard_p
 from spmd.sharding.named import NamedSharding, meshes_of_types
-from spmd.sharding.operand_layouts import Layouts, layouts_of
+from spmd.sharding.operand_layouts import Layouts, check_in_scope, in_scope_mesh, layouts_of
 from spmd.sharding.shard_map_rules import shard_map_p
 from spmd.sharding.spec import Mesh
 
@@ -132,6 +133,8 @@ _signatures: dict[Any, _Signature] = {}
 
 def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     """Apply a primitive to concrete operands."""
+    if busy and state.mesh is not None and not state.axes:
+        return _in_scope(state.mesh, prim, operands, params)
     if prim is shard_map_p and "manual" not in params:
         return mesh_executable.evaluate_map(params, operands)
     if config.transfer_guard_host_to_device != "allow":
@@ -188,6 +191,21 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         if device is not None:
             executable.place(outs, executable.common_home(operands))
     return outs if prim.multiple else outs[0]
+
+
+def _in_scope(mesh: Mesh, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Apply a primitive while `set_mesh` has set a mesh, over which results lie then."""
+    lays_out = prim.name in _LAYOUTS or prim is shard_map_p
+    if not lays_out:
+        check_in_scope(mesh, operands, lambda k: f"operand {k} of {prim.name}")
+    state.mesh = None  # for what runs inside; `busy` counts scopes, not values
+    try:
+        outs = evaluate(prim, operands, params)
+    finally:
+        state.mesh = mesh
+    if lays_out:
+        return outs
+    return in_scope_mesh(mesh, outs) if prim.multiple else in_scope_mesh(mesh, [outs])[0]
 
 
 def _guard_transfers(prim: Primitive, operands: Sequence[Any]) -> None:
@@ -400,9 +418,16 @@ def _by_shard(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) 
     if not alike or any(typeof(x).shape for x in others):
         return None
     shards = []
+    made: dict[Any, Array] = {}  # what devices whose shards are the same memory share
     for k in range(len(first.shards)):
+        memory = tuple([(x.shards[k].ptr, id(x.shards[k].owner)) for x in sharded])
+        if memory in made:
+            shards.append(alias(made[memory]))
+            shards[-1]._sharding = first.shards[k]._sharding
+            continue
         given = [x.shards[k] if any(x is s for s in sharded) else x for x in operands]
-        shards.append(evaluate(prim, given, params))
+        made[memory] = evaluate(prim, given, params)
+        shards.append(made[memory])
     (aval,) = result_avals(prim, [typeof(x) for x in operands], params)
     return from_shards(aval, first._sharding.in_full(aval.ndim), shards)
 

@@ -40,7 +40,7 @@ from spmd.core.rewrite import eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
 from spmd.sharding.array import Array, check_donated
-from spmd.sharding.call_cache import FastCalls, hook
+from spmd.sharding.call_cache import FastCalls, hook, no_match
 from spmd.sharding.constraint import (
     as_sharding,
     check_placements,
@@ -52,7 +52,7 @@ from spmd.sharding.constraint import (
     shardings_of_leaves,
 )
 from spmd.sharding.named import Sharding, SingleDeviceSharding
-from spmd.sharding.operand_layouts import layouts_of
+from spmd.sharding.operand_layouts import call_in_scope, layouts_of, stays_in_scope
 from spmd.sharding.pmap import set_stages
 from spmd.sharding.spec import current_mesh, scope
 from spmd.transport.flight_recorder import COMPILING, FLIGHT, TRACING
@@ -164,11 +164,15 @@ class JitFunction:
     # ---- calling ----
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not busy or (state.trace is EVAL and not state.axes):
+        if not busy:
             match = self._fast.match  # calling the attribute as a method would be slower
-            out = match(args, kwargs)
-            if out is not MISS:
-                return out
+        elif state.trace is EVAL and not state.axes:
+            match = self._fast.over(state.mesh).match
+        else:
+            match = no_match
+        out = match(args, kwargs)
+        if out is not MISS:
+            return out
         return self._call(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -220,7 +224,12 @@ class JitFunction:
             names = partial(self._signature.leaf_names, args, kwargs)
             jaxpr = entry.closed.jaxpr
             check_donated(self._signature.what, split.leaves, entry.donated, names, jaxpr)
-        outs = executable(split.leaves)
+        mesh = state.mesh
+        if mesh is None:
+            outs = executable(split.leaves)
+        else:
+            names = partial(self._signature.leaf_names, args, kwargs)
+            outs = call_in_scope(mesh, executable, split.leaves, names, entry.out_shardings)
         if config.debug_nans or config.debug_infs:
             if not executable.is_map:  # a map looks for them itself, with all ranks
                 check_nans(entry.closed, self._signature.name, split.leaves, outs)
@@ -234,9 +243,14 @@ class JitFunction:
         self, entry: Entry, layouts: Any, executable: Executable | MeshProgram, split: Split
     ) -> None:
         """Count this call; calls of its kind get a closure when it is made for the second time."""
-        if not entry.reads_mesh:  # which a closure would not compare
+        mesh = state.mesh
+        # What a closure would not compare: the mesh of `with mesh:`, and what `call_in_scope` does.
+        if entry.reads_mesh and (mesh is None or current_mesh() is not mesh):
+            return
+        if mesh is None or stays_in_scope(mesh, executable, layouts):
             kind = (executable, layouts, *[type(x) for x in split.leaves])
-            self._fast.note(kind, partial(_specialised, executable, split, entry.out_tree))
+            make = partial(_specialised, executable, split, entry.out_tree)
+            self._fast.over(mesh).note(kind, make)
 
     def closure(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """The closure for calls like this one, `closure(*args)`; None if there is none."""
@@ -511,6 +525,7 @@ class JitFunction:
             self._signature,
             split,
             entry.out_shardings,
+            state.mesh,
         )
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:

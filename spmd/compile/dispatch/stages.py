@@ -25,8 +25,13 @@ from spmd.core.rewrite import eval_closed
 from spmd.core.trace import Tracer
 from spmd.sharding.array import Array, check_donated
 from spmd.sharding.named import Format, Layout, NamedSharding, Sharding
-from spmd.sharding.operand_layouts import Layouts, layouts_of
-from spmd.sharding.spec import Mesh
+from spmd.sharding.operand_layouts import (
+    Layouts,
+    call_in_scope,
+    layouts_of,
+    output_shardings_in_scope,
+)
+from spmd.sharding.spec import Mesh, PartitionSpec
 
 if TYPE_CHECKING:
     from spmd.compile.executable.executable import Executable
@@ -101,6 +106,8 @@ class Traced(Stage):
     split: Split
     # By result, what `out_shardings` says of it.
     out_shardings: tuple[Sharding | None, ...]
+    # What `set_mesh` had set.
+    mesh: Mesh | None = None
 
     @property
     def traced(self) -> Traced:
@@ -271,32 +278,43 @@ class Compiled(Stage):
     @property
     def out_info(self) -> Any:
         """Shapes, dtypes and shardings of the results."""
-        pairs = zip(self.traced.jaxpr.out_avals, self.executable.output_shardings, strict=True)
+        pairs = zip(self.traced.jaxpr.out_avals, self._output_shardings, strict=True)
         return self.out_tree.unflatten([describe(a, s) for a, s in pairs])
 
     @property
     def input_shardings(self) -> tuple[Any, dict[str, Any]]:
         """The shardings of positional arguments and of those by name, in their structure."""
-        args, kwargs = self.in_tree.unflatten(self.executable.input_shardings)
+        args, kwargs = self.in_tree.unflatten(self._input_shardings)
         return args, kwargs
+
+    @property
+    def _input_shardings(self) -> list[Any]:
+        mesh, found = self.traced.mesh, self.executable.input_shardings
+        if mesh is None or self.executable.is_map:
+            return found
+        return [NamedSharding(mesh, PartitionSpec())] * len(found)
+
+    @property
+    def _output_shardings(self) -> list[Any]:
+        return output_shardings_in_scope(self.traced.mesh, self.executable)
 
     @property
     def output_shardings(self) -> Any:
         """The sharding of each result."""
-        return self.out_tree.unflatten(self.executable.output_shardings)
+        return self.out_tree.unflatten(self._output_shardings)
 
     @property
     def input_formats(self) -> tuple[Any, dict[str, Any]]:
         """How positional arguments and those by name lie in memory, and their shardings."""
         args, kwargs = self.in_tree.unflatten(
-            _formats(self.traced.jaxpr.in_avals, self.executable.input_shardings)
+            _formats(self.traced.jaxpr.in_avals, self._input_shardings)
         )
         return args, kwargs
 
     @property
     def output_formats(self) -> Any:
         """How the results lie in memory, and their shardings."""
-        found = _formats(self.traced.jaxpr.out_avals, self.executable.output_shardings)
+        found = _formats(self.traced.jaxpr.out_avals, self._output_shardings)
         return self.out_tree.unflatten(found)
 
     def as_text(self) -> str:
@@ -330,7 +348,12 @@ class Compiled(Stage):
         if True in self.traced.donated:
             names = partial(self.traced.signature.leaf_names, args, kwargs)
             check_donated(what, leaves, self.traced.donated, names, self.traced.jaxpr.jaxpr)
-        return self.out_tree.unflatten(self.executable(leaves))
+        mesh = self.traced.mesh
+        if mesh is None:
+            return self.out_tree.unflatten(self.executable(leaves))
+        names = partial(self.traced.signature.leaf_names, args, kwargs)
+        wanted = self.traced.out_shardings
+        return self.out_tree.unflatten(call_in_scope(mesh, self.executable, leaves, names, wanted))
 
     def _check_layouts(self, what: str, leaves: list[Any], args: Any, kwargs: Any) -> None:
         """Raise if an array over a mesh is laid out otherwise than it was compiled for."""
