@@ -18,8 +18,9 @@ from spmd.compile.executable.mesh_program import MeshProgram
 from spmd.compile.executable.select import partitioned
 from spmd.compile.passes.simplify import simplify
 from spmd.core.aval import ShapedArray
-from spmd.core.ir import ClosedJaxpr, Eqn, subjaxprs
+from spmd.core.ir import ClosedJaxpr, Eqn, Var, subjaxprs
 from spmd.debug.program import Program
+from spmd.debug.savings import NOTABLE, Saving, savings_of
 from spmd.partition.propagate import Cell, Plan, Scope
 from spmd.partition.unasked import type_text
 from spmd.sharding.named import NamedSharding
@@ -57,7 +58,10 @@ class Collective:
 
 
 def collectives_of(program: Program) -> list[Collective]:
-    """The collectives of a compiled call, in the order of its program."""
+    """The collectives of a compiled call, in the order of its program.
+
+    What only the message of a failed check would move is left out.
+    """
     found = program.executable
     if not isinstance(found, MeshProgram):
         return []
@@ -71,12 +75,28 @@ def moves_of(closed: ClosedJaxpr, sizes: Mapping[Any, int]) -> list[Collective]:
 
 def _walk(closed: ClosedJaxpr, sizes: Mapping[Any, int], times: int) -> Iterator[Collective]:
     """The collectives of a jaxpr, each of which runs so many times, over axes of these sizes."""
-    for eqn in closed.eqns:
-        if eqn.prim.name in KINDS:
+    shown = _for_messages(closed)
+    for k, eqn in enumerate(closed.eqns):
+        if eqn.prim.name in KINDS and k not in shown:
             yield _collective(eqn, sizes, times)
         inside = times * int(eqn.params.get("length", 1)) if eqn.prim.name == "scan" else times
         for _, inner in subjaxprs(eqn.params):
             yield from _walk(inner, sizes, inside)
+
+
+def _for_messages(closed: ClosedJaxpr) -> frozenset[int]:
+    """The collectives, by number, that only bring what messages of failed checks show."""
+    if not any(eqn.prim.name == "check" for eqn in closed.eqns):
+        return frozenset()
+    needed, found = set(closed.jaxpr.outvars), []
+    for k, eqn in reversed(list(enumerate(closed.eqns))):
+        if eqn.prim.name == "check":
+            needed.add(eqn.invars[0])
+        elif eqn.effects or not needed.isdisjoint(eqn.outvars):
+            needed.update(eqn.invars)
+        elif eqn.prim.name in KINDS:
+            found.append(k)
+    return frozenset(found)
 
 
 def _collective(eqn: Eqn, sizes: Mapping[Any, int], times: int) -> Collective:
@@ -87,10 +107,17 @@ def _collective(eqn: Eqn, sizes: Mapping[Any, int], times: int) -> Collective:
     return Collective(kind, axes, n, value, times, received(eqn, sizes), source)
 
 
-def by_line(found: Sequence[Collective], values: Mapping[Source, str] = NO_VALUES) -> list[str]:
-    """The collectives below the lines that ask for them, and what is said of lines' values."""
+def by_line(
+    found: Sequence[Collective],
+    values: Mapping[Source, str] = NO_VALUES,
+    savings: Sequence[Saving] = (),
+) -> list[str]:
+    """The collectives below the lines that ask for them, and what is said of lines' values.
+
+    Below a collective stands what a constraint would save.
+    """
     asked: dict[tuple[str, int], list[Collective]] = {}
-    lines = []
+    lines, left = [], list(savings)
     for c in found:
         asked.setdefault(_line(c.source), []).append(c)
     said = {_line(source): (source, text) for source, text in values.items()}
@@ -99,7 +126,14 @@ def by_line(found: Sequence[Collective], values: Mapping[Source, str] = NO_VALUE
     for line, (source, text) in said.items():
         code = linecache.getline(source.file, source.line).strip()
         lines.append("    ".join(filter(None, [f"{source.short}  {code}".rstrip(), text])))
-        lines += [f"  {c}" for c in asked.get(line, ())]
+        for c in asked.get(line, ()):
+            lines.append(f"  {c}")
+            key = c.kind, line, c.received
+            about = next((s for s in left if (s.kind, _line(s.source), s.received) == key), None)
+            if about is not None:
+                left.remove(about)
+                lines[-1] += f"; {about.cause}"
+                lines += [f"    {about}"] if about.saved else []
     return lines
 
 
@@ -112,30 +146,59 @@ def values_of(program: Program) -> dict[Source, str]:
     plans: list[Plan] = []
     traced = program.traced
     partitioned(traced.jaxpr, layouts_of(traced.split.leaves), plans)
-    found: dict[tuple[str, int], tuple[Source, str]] = {}
+    rows = [row for plan in plans for row in _rows(plan.top)]
+    read = {(_line(eqn.source), atom) for eqn, _ in rows for atom in eqn.invars if _is_var(atom)}
+    found: dict[tuple[str, int], tuple[Source, dict[str, Cell]]] = {}
+    inside: dict[tuple[str, int], str] = {}  # the last value of the line that is split
     left: set[tuple[str, int]] = set()
     before = ("", 0)
-    for source, aval, cell in (row for plan in plans for row in _rows(plan.top)):
-        line = _line(source)
+    for eqn, scope in rows:
+        line = _line(eqn.source)
         if line != before:
             left.add(before)  # what a backward pass computes for the line comes later
             before = line
-        if line not in left and any(cell.axes) and source.line:
-            split = [(axes, by) for axes, by in zip(cell.axes, cell.by, strict=True) if axes]
-            decided = " and ".join(dict.fromkeys(by for _, by in split if by))
-            text = f"{_type(aval, cell.axes)}{f', by {decided}' if decided else ''}"
-            found[line] = source, text
-    return dict(found.values())
+        if line in left or not eqn.source.line:
+            continue
+        _, said = found.setdefault(line, (eqn.source, {}))
+        for var in eqn.outvars:
+            cell = scope.cells.get(var)
+            if cell is None:
+                continue
+            text = _decided(var.aval, cell)
+            if (line, var) not in read:
+                said[text] = cell
+            if any(cell.axes):
+                inside[line] = text
+    texts = {}
+    for line, (source, said) in found.items():
+        if any(any(cell.axes) for cell in said.values()):
+            texts[source] = "; ".join(list(said)[-_MOST_VALUES:])
+        elif line in inside:
+            texts[source] = inside[line]
+    return texts
 
 
-def _rows(scope: Scope) -> Iterator[tuple[Source, ShapedArray, Cell]]:
-    """The values of a program in its order, those of loops and calls in their place."""
+# Of a line that computes a loss and its gradients, say, so many values are told of.
+_MOST_VALUES = 3
+
+
+def _is_var(atom: Any) -> bool:
+    return isinstance(atom, Var)
+
+
+def _decided(aval: ShapedArray, cell: Cell) -> str:
+    """A value's type, and who decided how it is split."""
+    split = [by for axes, by in zip(cell.axes, cell.by, strict=True) if axes and by]
+    decided = " and ".join(dict.fromkeys(split))
+    return f"{_type(aval, cell.axes)}{f', by {decided}' if decided else ''}"
+
+
+def _rows(scope: Scope) -> Iterator[tuple[Eqn, Scope]]:
+    """The equations of a program in its order, those of loops and calls in their place."""
     for k, eqn in enumerate(scope.closed.eqns):
         for inner in scope.inner.get(k, ()):
             yield from _rows(inner)
-        for var in eqn.outvars:
-            if var in scope.cells:
-                yield eqn.source, var.aval, scope.cells[var]
+        yield eqn, scope
 
 
 class Movement:
@@ -150,6 +213,14 @@ class Movement:
     def received(self) -> int:
         """The bytes that a device receives in a call."""
         return sum(c.received * c.times for c in self.collectives)
+
+    @cached_property
+    def savings(self) -> list[Saving]:
+        """The largest moves of a call, why they are made, and what a constraint would save."""
+        if not any(c.received >= NOTABLE for c in self.collectives):
+            return []
+        traced = self.program.traced
+        return savings_of(traced.jaxpr, layouts_of(traced.split.leaves))
 
     @cached_property
     def memory(self) -> MemoryAnalysis:
@@ -167,7 +238,7 @@ class Movement:
         for k, (sharding, aval) in enumerate(shardings):
             name = arguments[k] if k < len(arguments) else f"argument {k}"
             lines.append(f"  {name}: {_laid_out(aval, sharding)}")
-        lines += by_line(self.collectives, self.values)
+        lines += by_line(self.collectives, self.values, self.savings)
         tree = self.program.traced.out_tree
         paths, _ = tree_flatten_with_path(tree.unflatten(range(tree.num_leaves)))
         results = zip(paths, found.output_shardings, found.out_avals, strict=True)

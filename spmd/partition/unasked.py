@@ -24,7 +24,7 @@ from spmd.base.source import UNKNOWN, Source, current_source
 from spmd.collectives.volume import KINDS, received
 from spmd.core.aval import typeof
 from spmd.core.ir import Eqn
-from spmd.partition.moves import moved
+from spmd.partition.moves import combined, moved
 from spmd.partition.propagate import Cell, Split
 
 # A message names so many moves.
@@ -83,6 +83,13 @@ class Watch:
         if count > config.unasked_gathers_from and not _is_asked(cell, have, want):
             self._note(value, typeof(x).dtype, have, want, count)
         return out
+
+    def combined(
+        self, value: Any, x: Any, form: Any, want: Split, sizes: Mapping[Any, int]
+    ) -> tuple[Any, Split]:
+        """The result of `moves.combined`: a sum is made because somebody asks for it."""
+        split, over, how = form
+        return combined(x, split, over, how, want, sizes)
 
     def _note(self, value: Any, dtype: Any, have: Split, want: Split, count: int) -> None:
         cell = value.cell

@@ -138,9 +138,8 @@ class Value:
         totals = self._totals()
         if not totals:
             form = min(self.forms, key=lambda form: len(form[1]))
-            split, over, combine = form
             target = want if self.uses <= 1 else self.cell.axes
-            total, now = combined(self.forms[form], split, over, combine, target, sizes)
+            total, now = self._combined(self.forms[form], form, target, sizes)
             self.forms[total_form(now)] = total
             if now == want:
                 return total
@@ -155,6 +154,13 @@ class Value:
         if here.watch is not None:
             return here.watch.moved(self, x, have, want, sizes)
         return moved(x, self.cell.shape, have, want, sizes)
+
+    def _combined(self, x: Any, form: Form, want: Split, sizes: Sizes) -> tuple[Any, Split]:
+        """The total of the terms of a form, and how it is split."""
+        if here.watch is not None:
+            return here.watch.combined(self, x, form, want, sizes)
+        split, over, how = form
+        return combined(x, split, over, how, want, sizes)
 
     def _seconds(self, have: Split, want: Split, sizes: Sizes) -> tuple[float, int]:
         """The cost of making one form from another."""
@@ -177,7 +183,7 @@ class Value:
         for (split, over, combine), x in self.forms.items():
             if combine == "add" and set(unreduced) <= set(over):
                 more = tuple(a for a in over if a not in unreduced)
-                term, now = combined(x, split, more, "add", want, sizes)
+                term, now = self._combined(x, (split, more, "add"), want, sizes)
                 return self._moved(term, now, want, sizes)
         found = [own for own, _ in self._totals()] or [self.cell.axes]
         split = min(found, key=lambda own: self._seconds(own, want, sizes))
@@ -191,7 +197,7 @@ class Value:
 
 
 class Origin:
-    """What a value is made of that has the same elements at other places, or of another type.
+    """The operand of a value that has the same elements at other places, or of another type.
 
     Of a form that exists of the operand the same form of the value is made, and nothing moves.
     """

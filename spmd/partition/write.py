@@ -81,14 +81,14 @@ def partition(
         return [convert_element_type(x, a.dtype, a.weak_type) for x, a in types]
 
     names = (*("" for _ in placed), *jaxpr.arg_names)
-    watch = None
-    if config.unasked_gathers != "allow":
+    watch, unasked = here.watch, None
+    if watch is None and config.unasked_gathers != "allow":
         arguments = zip(jaxpr.invars, jaxpr.arg_names, strict=False)
-        watch = Watch(jaxpr.name, {id(plan.top.cells[v]): name for v, name in arguments})
+        watch = unasked = Watch(jaxpr.name, {id(plan.top.cells[v]): name for v, name in arguments})
     with mesh_axes(mesh, "manual"), watching(watch):
         body = close(on_each, pieces, jaxpr.name, names)
-    if watch is not None:
-        watch.report()
+    if unasked is not None:
+        unasked.report()
     explicit = mesh.has_only(AxisType.Explicit)
     wanted = [
         spec_of_cell(cell, a.sharding, in_full=explicit)

@@ -8,8 +8,9 @@ import numpy as np
 
 import spmd
 import spmd.numpy as snp
-from spmd import NamedSharding, P, debug, lax
+from spmd import NamedSharding, P, debug, lax, nn
 from spmd.base.amounts import size_text
+from spmd.checkify import check
 from spmd.sharding import AxisType
 
 
@@ -95,3 +96,68 @@ def test_the_totals_are_those_of_the_plan_of_memory():
 
 def test_a_program_of_one_device_says_so():
     assert "a program of one device" in str(debug.sharding(lambda x: x + 1, show=False)(X))
+
+
+def test_a_line_with_a_loss_and_its_gradient_tells_of_both():
+    mesh = spmd.make_mesh((4,), ("x",), AxisType.Auto)
+
+    def f(w: Any, x: Any) -> Any:
+        return spmd.value_and_grad(lambda w: (snp.tanh(x @ w) ** 2).mean())(w)
+
+    (line,) = laid_out(f, put(W, mesh, None, "x"), X)
+    assert line.endswith("(w)    f32[]; f32[8,12@x], by w")
+
+
+def block(where: Any = lambda y: y) -> Any:
+    def f(x: Any, up: Any, down: Any) -> Any:
+        y = x + nn.gelu(x @ up) @ down
+        y = where(y)
+        return (y * lax.rsqrt((y * y).mean(-1, keepdims=True))).sum(1)
+
+    return f
+
+
+def test_a_large_move_tells_what_a_constraint_would_save():
+    mesh = spmd.make_mesh((2, 4), ("data", "model"), AxisType.Auto)
+    x = put(np.ones((8, 64, 256), np.float32), mesh, "data")
+    up = put(np.ones((256, 1024), np.float32), mesh, None, "model")
+    down = put(np.ones((1024, 256), np.float32), mesh, "model")
+    moved = debug.sharding(block(), show=False)(x, up, down)
+    (saving,) = moved.savings
+    assert (saving.kind, saving.want, saving.reader) == ("all_reduce", "'data'", "add")
+    constrained = NamedSharding(mesh, P(*eval(f"({saving.spec},)")))
+    again = block(lambda y: lax.with_sharding_constraint(y, constrained))
+    less = debug.sharding(again, show=False)(x, up, down)
+    assert saving.saved == moved.received - less.received > 0
+    text = str(moved).splitlines()
+    at = next(k for k, line in enumerate(text) if "all_reduce" in line)
+    assert text[at].endswith("; wanted as P('data') by add")
+    ask = f"y = lax.with_sharding_constraint(y, NamedSharding(mesh, P({saving.spec})))"
+    assert text[at + 1].startswith(f"    {ask} behind test_communication.py:")
+    assert text[at + 1].endswith(f": {size_text(saving.saved)} less received in all")
+    # What is best as it is, has its cause alone, and where types say how, nothing can be asked.
+    best = debug.sharding(again, show=False)(x, up, down)
+    assert best.savings and not any(s.saved for s in best.savings)
+    rows = spmd.make_mesh((2, 4), ("data", "model"))
+    whole = put(np.ones((8, 64, 256), np.float32), rows, "data")
+    typed = debug.sharding(lambda x: snp.sin(spmd.reshard(x, P())), show=False)(whole)
+    assert typed.received >= 1 << 16 and not any(s.saved for s in typed.savings)
+
+
+def test_moves_that_only_a_failed_check_makes_are_left_out():
+    mesh = spmd.make_mesh((4,), ("x",), AxisType.Auto)
+
+    def f(x: Any) -> Any:
+        check(snp.all(x > 0), "{x}", x=x)
+        return x * 2
+
+    moved = debug.collectives(f)(put(np.ones((64, 64), np.float32), mesh, "x"))
+    assert [(c.kind, c.value) for c in moved] == [("all_reduce", "i32[]")]
+
+    def counted(x: Any) -> Any:
+        total = x.sum()
+        check(total > 0, "{total}", total=total)
+        return total
+
+    moved = debug.collectives(counted)(put(X, mesh, "x"))
+    assert [c.value for c in moved if c.value == "f32[]"] == ["f32[]"]
