@@ -57,6 +57,20 @@ SETTINGS = (
     Setting("cuda_driver", "SPMD_CUDA_DRIVER", "cupy", str, "driver of GPUs: cupy or emulator"),
     Setting("num_cuda_devices", "SPMD_NUM_CUDA_DEVICES", 1, int, "GPUs that the emulator has"),
     Setting(
+        "cuda_emulator",
+        "SPMD_CUDA_EMULATOR",
+        "checked",
+        _one_of("checked", "plain"),
+        "whether the emulator of GPUs checks what kernels access: checked or plain",
+    ),
+    Setting(
+        "cuda_emulator_seed",
+        "SPMD_CUDA_EMULATOR_SEED",
+        0,
+        int,
+        "seed of what the emulator leaves to chance: the order of streams, approximate results",
+    ),
+    Setting(
         "debug",
         "SPMD_DEBUG",
         "",

@@ -202,6 +202,10 @@ class LaunchError(SpmdError, RuntimeError):
     located = False
 
 
+class CudaError(DeviceError):
+    """A call of the CUDA driver failed, or a kernel touched what is not its own."""
+
+
 class OutOfMemoryError(SpmdError, MemoryError):
     """A device has no memory left for an array."""
 

@@ -1,134 +1,33 @@
-"""The driver protocol: what the CUDA backend asks of a GPU, or of the emulator of one.
+"""The CUDA driver in use: CuPy's, on GPUs, or the emulator's, anywhere.
 
-The one idea: programs are run by the native executor, whose steps call the driver's own C
-functions; Python only makes modules, memory and streams. So a driver is a few methods, and a table
-of addresses with the signatures of the CUDA driver API. There are two: CuPy's, on GPUs, and the
-emulator's, anywhere (`SPMD_CUDA_DRIVER`).
+`config.cuda_driver` names it (`SPMD_CUDA_DRIVER`). What a driver is: `driver_protocol.py`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Protocol
 
 from spmd.base.config import config
-from spmd.base.errors import DeviceError
-from spmd.base.record import record
-from spmd.compile.cuda.nvrtc import Compiled
+from spmd.base.errors import CudaError, DeviceError
+from spmd.compile.cuda.driver_protocol import DeviceFacts, Driver, Entries
+from spmd.compile.lazy import cuda_emulator
 
+__all__ = ["CudaError", "DeviceFacts", "Driver", "Entries", "driver", "makers"]
 
-class CudaError(DeviceError):
-    """A call of the CUDA driver failed, or a kernel did."""
-
-
-@record
-class DeviceFacts:
-    """A GPU: its name, its architecture as NVRTC calls it, and its bytes of memory."""
-
-    name: str
-    arch: str
-    memory: int
-
-
-@record
-class Entries:
-    """Addresses of C functions; each gives 0, or an error code that `Driver.error` explains.
-
-    launch  cuLaunchKernel(function, grid x, y, z, block x, y, z, shared bytes, stream,
-            pointers to the arguments, null)
-    copy    cuMemcpyAsync(target, source, bytes, stream): between any memories
-    wait    cuStreamSynchronize(stream)
-    """
-
-    launch: int
-    copy: int
-    wait: int
-
-
-class Driver(Protocol):
-    """The interface of a CUDA driver; devices are numbered from 0 within this process."""
-
-    name: str
-    # Whether `entries` run Python code: then no program may hold the GIL while it runs.
-    entries_run_python: bool
-    entries: Entries
-
-    def device_count(self) -> int:
-        """How many devices this process has; 0 where there is no GPU."""
-        ...
-
-    def facts(self, device: int) -> DeviceFacts:
-        """What a device is."""
-        ...
-
-    # -- memory --
-
-    def allocate(self, device: int, nbytes: int) -> int:
-        """The address of new memory of a device, aligned to 256 bytes; its contents are undefined.
-
-        Raises a MemoryError if there is none left. Work of the device's stream may use it at once.
-        """
-        ...
-
-    def free(self, device: int, address: int) -> None:
-        """Free memory as soon as the work that is in the device's stream now has ended."""
-        ...
-
-    def allocate_pinned(self, nbytes: int) -> int:
-        """The address of host memory that copies of all devices may read and write."""
-        ...
-
-    def free_pinned(self, address: int) -> None:
-        """Free host memory of `allocate_pinned`."""
-        ...
-
-    def memory_in_use(self, device: int) -> tuple[int, int]:
-        """The bytes of a device that arrays and arenas hold now, and the most that they held."""
-        ...
-
-    # -- work --
-
-    def stream(self, device: int) -> int:
-        """The handle of the device's stream for programs: its work runs in order, later."""
-        ...
-
-    def load(self, device: int, image: Compiled) -> int:
-        """The handle of a module on a device."""
-        ...
-
-    def function(self, device: int, module: int, symbol: str, shared: int) -> int:
-        """The handle of a function of a module, which blocks of so many shared bytes may run."""
-        ...
-
-    def copy(self, device: int, target: int, source: int, nbytes: int) -> None:
-        """Put a copy into the device's stream, between any memories."""
-        ...
-
-    def synchronize(self, device: int) -> None:
-        """Wait for the device's stream; raises a `CudaError` if any of its work failed."""
-        ...
-
-    def is_idle(self, device: int) -> bool:
-        """Whether the device's stream has no work left."""
-        ...
-
-    def error(self, code: int) -> str:
-        """What an error code means, in one sentence."""
-        ...
-
-
-# ---- the driver in use -------------------------------------------------------------------------
-
-# By name, a function that makes it; the modules of drivers add theirs.
-makers: dict[str, Callable[[], Driver]] = {}
+# By name, a function that makes it.
+makers: dict[str, Callable[[], Driver]] = {
+    "emulator": lambda: cuda_emulator.EmulatorDriver(
+        config.num_cuda_devices, config.cuda_emulator, config.cuda_emulator_seed
+    )
+}
 
 
 @functools.cache
 def _made(name: str) -> Driver:
     maker = makers.get(name)
     if maker is None:
-        known = ", ".join(sorted(makers)) or "none"
+        known = ", ".join(sorted(makers))
         raise DeviceError(f"SPMD_CUDA_DRIVER={name}: there is no such driver here; known: {known}")
     return maker()
 

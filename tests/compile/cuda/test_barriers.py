@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from spmd.compile.cuda.driver import CudaError
+from spmd.base.errors import CudaError
 from spmd.compile.cuda.kernel import module_text, render
 from spmd.compile.cuda.launch import Rendered
 from spmd.compile.kernel.interpret import interpret

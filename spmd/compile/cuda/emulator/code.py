@@ -8,6 +8,7 @@ imports LLVM.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 class Kernel:
     """A function as native code; `source` is the text that its places are lines of.
 
-    `accesses` are the accesses that it counts: (space, whether it writes, bytes, place).
+    `parameters` says how many it has, of 8 bytes each. `accesses` are those that it counts: space,
+    whether it writes, bytes, place.
     """
 
     symbol: str
     address: int
     source: str
+    parameters: int
     accesses: tuple[tuple[str, bool, int, int], ...] = ()
 
 
@@ -56,7 +59,9 @@ def load(ptx: str, symbols: Sequence[str], mode: Mode, source: str = "") -> dict
         made = {symbol: translated(symbol) for symbol in symbols}
         addresses = compile_texts([each.text for each in made.values()], optimize=True)
         return {
-            symbol: Kernel(symbol, addresses[each.symbol], source, each.accesses)
+            symbol: Kernel(
+                symbol, addresses[each.symbol], source, parameters_of(ptx, symbol), each.accesses
+            )
             for symbol, each in made.items()
         }
     digest = blake2b(ptx.encode(), digest_size=16).hexdigest()
@@ -66,9 +71,22 @@ def load(ptx: str, symbols: Sequence[str], mode: Mode, source: str = "") -> dict
     ]
     found = loader.compile_all_written(written)
     return {
-        symbol: Kernel(symbol, addresses[native_symbol(symbol, mode)], source)
+        symbol: Kernel(
+            symbol, addresses[native_symbol(symbol, mode)], source, parameters_of(ptx, symbol)
+        )
         for symbol, addresses in zip(symbols, found, strict=True)
     }
+
+
+def symbols_of(ptx: str) -> list[str]:
+    """The functions of a PTX text that can be launched."""
+    return re.findall(r"^\.visible \.entry (\w+)\(", ptx, re.M)
+
+
+def parameters_of(ptx: str, symbol: str) -> int:
+    """How many parameters a function has."""
+    start = ptx.index(f".entry {symbol}(")
+    return ptx.count(".param", start, ptx.index(")", start))
 
 
 def described(kernel: Kernel, place: int) -> str:

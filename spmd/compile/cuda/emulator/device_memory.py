@@ -14,8 +14,7 @@ from bisect import bisect_right, insort
 import numpy as np
 
 from spmd.base.amounts import size_text
-from spmd.base.errors import OutOfMemoryError
-from spmd.compile.cuda.driver import CudaError
+from spmd.base.errors import CudaError, OutOfMemoryError
 from spmd.compile.cuda.emulator.layout import GRANULE
 
 # Not canonical on x86-64 and out of the range that any system gives to processes on ARM.
@@ -67,15 +66,26 @@ class DeviceMemory:
 
     def free(self, address: int) -> None:
         """Give a range back."""
-        nbytes = self._allocated.pop(address, None)
-        if nbytes is None:
-            raise CudaError(f"free: {self._described(address, 'the start of an allocation')}")
+        nbytes = self.size_of(address)
+        del self._allocated[address]
         del self._starts[bisect_right(self._starts, address) - 1]
         start = address - self.base
         self.granules[start // GRANULE : -(-(start + nbytes) // GRANULE)] = 0
         self._memory[start : start + nbytes] = POISON
         self.used -= nbytes
         self._give_back(start, start + _rounded(max(nbytes, 1)) + ALIGNMENT)
+
+    def size_of(self, address: int) -> int:
+        """The bytes of the allocation that begins at an address."""
+        nbytes = self._allocated.get(address)
+        if nbytes is None:
+            raise CudaError(f"free: {self._described(address, 'the start of an allocation')}")
+        return nbytes
+
+    def start_of(self, address: int) -> int:
+        """The start of the allocation that an address may lie in; 0 before the first."""
+        k = bisect_right(self._starts, address) - 1
+        return self._starts[k] if k >= 0 else 0
 
     def view(self, address: int, nbytes: int, what: str) -> np.ndarray:
         """The host's view of bytes of one allocation; `what` begins the error."""

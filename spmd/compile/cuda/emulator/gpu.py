@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spmd.compile.cuda.driver import CudaError
+from spmd.base.errors import CudaError
 from spmd.compile.cuda.emulator import layout
 from spmd.compile.cuda.emulator.checks import ANYBODY, SEVERAL_OF, TOUCHED_WORDS
 from spmd.compile.cuda.emulator.code import Kernel, described
@@ -63,10 +63,7 @@ class Gpu:
             CudaError: a checked kernel touched what is not its own, or its threads raced or did
                 not meet.
         """
-        if not 0 < launch.threads <= layout.MOST_THREADS or not 0 <= launch.grid < 2**31:
-            raise CudaError(f"launch of {kernel.symbol}: no GPU has {launch}")
-        if launch.shared > layout.MOST_SHARED:
-            raise CudaError(f"launch of {kernel.symbol}: {launch.shared} shared bytes a block")
+        self.check(kernel, launch)
         given = np.array([*arguments, 0], np.int64)
         with self._lock:
             self._report[:] = 0
@@ -87,6 +84,13 @@ class Gpu:
             used = min(int(trace[0]), len(trace) - _TRACE_HEAD) // TRACE_WORDS
             records = trace[_TRACE_HEAD:][: used * TRACE_WORDS].reshape(used, TRACE_WORDS)
             return Traffic.of(kernel, records, int(trace[0]) // TRACE_WORDS)
+
+    def check(self, kernel: Kernel, launch: Launch) -> None:
+        """Raise a `CudaError` if no GPU could begin this launch."""
+        if not 0 < launch.threads <= layout.MOST_THREADS or not 0 <= launch.grid < 2**31:
+            raise CudaError(f"launch of {kernel.symbol}: no GPU has {launch}")
+        if launch.shared > layout.MOST_SHARED:
+            raise CudaError(f"launch of {kernel.symbol}: {launch.shared} shared bytes a block")
 
     def _new_trace(self) -> np.ndarray:
         if self._trace is None:
@@ -132,7 +136,7 @@ class Gpu:
 
 
 def _other(number: int) -> str:
-    """Who touched a byte before, by the number of `checks` without the 1."""
+    """The thread or threads that touched a byte before, by the number of `checks` without the 1."""
     who = number + 1
     if who == ANYBODY:
         return "threads of several warps"

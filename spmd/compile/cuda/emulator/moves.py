@@ -58,7 +58,7 @@ def address(t: Thread, i: Instruction) -> None:
 
 def compare(t: Thread, i: Instruction) -> None:
     """`setp`: into one predicate, or two with opposite results; with `.and` etc. of a third."""
-    how, ptx = i.opcode[1], i.opcode[-1]
+    how, ptx, into = i.opcode[1], i.opcode[-1], i.operands[0].split("|")
     type = llvm_type(ptx)
     x, y = (t.read(each, type) for each in i.operands[1:3])
     if is_float(ptx):
@@ -73,7 +73,7 @@ def compare(t: Thread, i: Instruction) -> None:
         value = value ^ t.constant("i1", int(third.startswith("!")))
         combine = {"and": Value.__and__, "or": Value.__or__, "xor": Value.__xor__}[i.opcode[2]]
         both = [combine(each, value) for each in both]
-    for name, each in zip(i.operands[0].split("|"), both, strict=False):
+    for name, each in zip(into, both, strict=False):
         t.write(name.strip(), each)
 
 

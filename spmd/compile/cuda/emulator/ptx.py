@@ -73,7 +73,7 @@ class Table:
 
 @record
 class Module:
-    """What one PTX text defines; `shared` are the names of the dynamic shared memory."""
+    """All that a PTX text defines; `shared` are the names of the dynamic shared memory."""
 
     entries: dict[str, Code] = field(default_factory=dict)
     functions: dict[str, Code] = field(default_factory=dict)
@@ -130,7 +130,7 @@ def _parameters(text: str) -> list[tuple[str, int]]:
 
 
 def _body(text: str, start: int) -> Iterator[Instruction | Label]:
-    """What stands between the brace before `start` and the one that closes it."""
+    """The text between the brace before `start` and the one that closes it."""
     depth, line, called_at, open_text = 1, 0, 0, ""
     while True:
         end = text.index("\n", start)

@@ -1,4 +1,4 @@
-"""What a launch moved: sectors of global memory and wavefronts of shared memory, for each line.
+"""Traffic of a launch: sectors of global memory, wavefronts of shared memory, line by line.
 
 The accesses of a warp's lanes at the same instruction, in its same round, are one request. Global
 memory moves in sectors of 32 bytes: the least is the bytes that differ, in whole sectors. Shared
@@ -34,7 +34,7 @@ class Line:
 
 @record
 class Traffic:
-    """What a launch moved; `counted` of its `accesses` are in the lines."""
+    """The traffic of a launch; `counted` of its `accesses` are in the lines."""
 
     kernel: str
     lines: tuple[Line, ...]
@@ -47,7 +47,7 @@ class Traffic:
         return cls(kernel.symbol, tuple(_lines(kernel, records)), len(records), accesses)
 
     def total(self, space: str) -> tuple[int, int]:
-        """What moved in a space, and the least."""
+        """The units that moved in a space, and the least."""
         lines = [line for line in self.lines if line.space == space]
         return sum(line.moved for line in lines), sum(line.least for line in lines)
 

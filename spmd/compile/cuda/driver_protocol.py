@@ -1,0 +1,110 @@
+"""The driver protocol: what the CUDA backend asks of a GPU, or of the emulator of one.
+
+The one idea: programs are run by the native executor, whose steps call the driver's own C
+functions; Python only makes modules, memory and streams. So a driver is a few methods, and a table
+of addresses with the signatures of the CUDA driver API. There are two: CuPy's, on GPUs, and the
+emulator's, anywhere (`SPMD_CUDA_DRIVER`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from spmd.base.record import record
+from spmd.compile.cuda.nvrtc import Compiled
+
+
+@record
+class DeviceFacts:
+    """A GPU: its name, its architecture as NVRTC calls it, and its bytes of memory."""
+
+    name: str
+    arch: str
+    memory: int
+
+
+@record
+class Entries:
+    """Addresses of C functions; each gives 0, or an error code that `Driver.error` explains.
+
+    launch  cuLaunchKernel(function, grid x, y, z, block x, y, z, shared bytes, stream,
+            pointers to the arguments, null)
+    copy    cuMemcpyAsync(target, source, bytes, stream): between any memories
+    wait    cuStreamSynchronize(stream)
+    """
+
+    launch: int
+    copy: int
+    wait: int
+
+
+class Driver(Protocol):
+    """The interface of a CUDA driver; devices are numbered from 0 within this process."""
+
+    name: str
+    # Whether `entries` run Python code: then no program may hold the GIL while it runs.
+    entries_run_python: bool
+    entries: Entries
+
+    def device_count(self) -> int:
+        """How many devices this process has; 0 where there is no GPU."""
+        ...
+
+    def facts(self, device: int) -> DeviceFacts:
+        """The name, architecture and memory of a device."""
+        ...
+
+    # -- memory --
+
+    def allocate(self, device: int, nbytes: int) -> int:
+        """The address of new memory of a device, aligned to 256 bytes; its contents are undefined.
+
+        Raises a MemoryError if there is none left. Work of the device's stream may use it at once.
+        """
+        ...
+
+    def free(self, device: int, address: int) -> None:
+        """Free memory as soon as the work that is in the device's stream now has ended."""
+        ...
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        """The address of host memory that copies of all devices may read and write."""
+        ...
+
+    def free_pinned(self, address: int) -> None:
+        """Free host memory of `allocate_pinned`."""
+        ...
+
+    def memory_in_use(self, device: int) -> tuple[int, int]:
+        """The bytes of a device that arrays and arenas hold now, and the most that they held."""
+        ...
+
+    # -- work --
+
+    def stream(self, device: int) -> int:
+        """The handle of the device's stream for programs: its work runs in order, later."""
+        ...
+
+    def load(self, device: int, image: Compiled) -> int:
+        """The handle of a module on a device."""
+        ...
+
+    def function(self, device: int, module: int, symbol: str, shared: int) -> int:
+        """The handle of a function of a module, which blocks of so many shared bytes may run."""
+        ...
+
+    def copy(self, device: int, target: int, source: int, nbytes: int) -> None:
+        """Put a copy into the device's stream, between any memories."""
+        ...
+
+    def synchronize(self, device: int) -> None:
+        """Wait for the device's stream; raises a `CudaError` if any of its work failed."""
+        ...
+
+    def is_idle(self, device: int) -> bool:
+        """Whether the device's stream has no work left."""
+        ...
+
+    def error(self, code: int) -> str:
+        """The meaning of an error code, in one sentence."""
+        ...

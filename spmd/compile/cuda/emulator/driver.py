@@ -1,0 +1,351 @@
+"""The emulator as a driver: its streams are late, and their order is chance.
+
+A GPU may be ahead or behind, so a program must not depend on it. Here work is done only when
+somebody waits for it, and work of other devices at random moments: a wait that a program lacks
+shows. Operands and sizes are checked when a call is made and again when its work is done, in which
+time memory may have been freed. A failure of work is told to the next one who waits for its stream,
+and drops what is behind it; unlike a GPU, the device can be used again after that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from spmd.base.errors import CudaError, OutOfMemoryError, SpmdError
+from spmd.compile.cuda.driver_protocol import DeviceFacts, Entries
+from spmd.compile.cuda.emulator.code import Kernel, load, symbols_of
+from spmd.compile.cuda.emulator.device_memory import CAPACITY, POISON, device_of
+from spmd.compile.cuda.emulator.gpu import Gpu
+from spmd.compile.cuda.emulator.layout import MOST_SHARED, Mode
+from spmd.compile.cuda.launch import SHARED_WITHOUT_ASKING, Launch
+from spmd.compile.cuda.nvrtc import Compiled
+
+ARCH = "sm_90"
+# The driver keeps 1 KiB of each block's shared memory for itself.
+_MOST_SHARED = MOST_SHARED - 1024
+# More work than this is not kept waiting.
+_LONGEST_QUEUE = 4096
+_PINNED_ALIGNMENT = 256
+# Handles of streams and functions: numbers that are neither addresses nor small.
+_FIRST_STREAM, _FIRST_FUNCTION, _FIRST_MODULE = 0x5700_0000, 0x6F00_0000, 0x3D00_0000
+# Codes of failures begin here; CUDA's own end before.
+_FIRST_CODE = 100_000
+_KEPT_FAILURES = 256
+
+_LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_uint64,  # function
+    *[ctypes.c_uint32] * 7,  # grid, block, shared bytes
+    ctypes.c_uint64,  # stream
+    ctypes.c_void_p,  # pointers to the arguments
+    ctypes.c_void_p,
+)
+_COPY = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 4)
+_WAIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
+
+
+class _Stream:
+    """The work of a device that nobody waited for yet, and what failed of it.
+
+    With each work stands whether it is done even if the work before it failed.
+    """
+
+    def __init__(self) -> None:
+        self.work: deque[tuple[Callable[[], object], bool]] = deque()
+        self.failure = ""
+
+
+class EmulatorDriver:
+    """`driver_protocol.Driver`, by emulated GPUs. All methods may be called from any thread."""
+
+    name = "emulator"
+    entries_run_python = True
+
+    def __init__(
+        self, devices: int = 1, mode: Mode = "checked", seed: int = 0, capacity: int = CAPACITY
+    ):
+        self.mode: Mode = mode
+        self._gpus = [Gpu(k, capacity, seed) for k in range(devices)]
+        self._streams = [_Stream() for _ in range(devices)]
+        self._random = random.Random(seed)
+        self._lock = threading.RLock()
+        self._modules: list[tuple[int, dict[str, Kernel]]] = []
+        # Device, kernel, and the most shared bytes that its blocks may have.
+        self._functions: list[tuple[int, Kernel, int]] = []
+        self._pinned: dict[int, np.ndarray] = {}
+        # Ranges of which `free` was called, until the work before it is done.
+        self._freed: dict[int, int] = {}
+        self._in_use = [0] * devices
+        self._most_in_use = [0] * devices
+        # Whether work of a stream is being done: what was freed behind it is still there.
+        self._is_running = False
+        self._failures: dict[int, str] = {}
+        self._codes = _FIRST_CODE
+        # ctypes frees what nobody refers to.
+        self._kept = _LAUNCH(self._launch_entry), _COPY(self._copy_entry), _WAIT(self._wait_entry)
+        addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in self._kept]
+        self.entries = Entries(*addresses)
+
+    def device_count(self) -> int:
+        """How many devices there are."""
+        return len(self._gpus)
+
+    def facts(self, device: int) -> DeviceFacts:
+        """The name, architecture and memory of a device."""
+        gpu = self._gpu(device)
+        return DeviceFacts(f"emulated GPU {device}", ARCH, gpu.memory.capacity)
+
+    # -- memory --
+
+    def allocate(self, device: int, nbytes: int) -> int:
+        """The address of new memory of a device, full of NaN."""
+        with self._lock:
+            gpu = self._gpu(device)
+            if nbytes < 0:
+                raise CudaError(f"allocate: {nbytes} bytes")
+            try:
+                address = gpu.memory.allocate(nbytes)
+            except OutOfMemoryError:
+                self._run(device)  # what is freed behind its work
+                address = gpu.memory.allocate(nbytes)
+            self._in_use[device] += nbytes
+            self._most_in_use[device] = max(self._most_in_use[device], self._in_use[device])
+            return address
+
+    def free(self, device: int, address: int) -> None:
+        """Free memory when the work that is in the device's stream now is done."""
+        with self._lock:
+            memory = self._gpu(device).memory
+            if address in self._freed:
+                raise CudaError(f"free: {address:#x} of CUDA device {device} is freed already")
+            nbytes = memory.size_of(address)
+            self._freed[address] = nbytes
+            self._in_use[device] -= nbytes
+
+            def release() -> None:
+                memory.free(address)
+                del self._freed[address]
+
+            self._put(device, release, always=True)
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        """The address of host memory, full of NaN."""
+        with self._lock:
+            room = np.full(nbytes + _PINNED_ALIGNMENT, POISON, np.uint8)
+            address = -(-room.ctypes.data // _PINNED_ALIGNMENT) * _PINNED_ALIGNMENT
+            self._pinned[address] = room
+            return address
+
+    def free_pinned(self, address: int) -> None:
+        """Free host memory of `allocate_pinned`."""
+        with self._lock:
+            room = self._pinned.pop(address, None)
+            if room is None:
+                raise CudaError(f"free_pinned: {address:#x} is no pinned memory")
+            room[:] = POISON
+
+    def memory_in_use(self, device: int) -> tuple[int, int]:
+        """The bytes that are allocated and not freed now, and the most that were."""
+        self._gpu(device)
+        return self._in_use[device], self._most_in_use[device]
+
+    # -- work --
+
+    def stream(self, device: int) -> int:
+        """The handle of the device's stream."""
+        self._gpu(device)
+        return _FIRST_STREAM + device
+
+    def load(self, device: int, image: Compiled) -> int:
+        """The handle of a module on a device; its PTX is translated."""
+        self._gpu(device)
+        if not image.ptx:
+            raise CudaError("load: the module has machine code only, and the emulator runs PTX")
+        kernels = load(image.ptx, symbols_of(image.ptx), self.mode, image.source)
+        with self._lock:
+            self._modules.append((device, kernels))
+            return _FIRST_MODULE + len(self._modules) - 1
+
+    def function(self, device: int, module: int, symbol: str, shared: int) -> int:
+        """The handle of a function of a module, for blocks of at most so many shared bytes."""
+        with self._lock:
+            owner, kernels = _at(self._modules, module - _FIRST_MODULE, "module", module)
+            if owner != device:
+                raise CudaError(
+                    f"function {symbol}: the module is on CUDA device {owner}, not {device}"
+                )
+            if symbol not in kernels:
+                raise CudaError(f"function {symbol}: the module has {', '.join(kernels)}")
+            if shared > _MOST_SHARED:
+                raise CudaError(
+                    f"function {symbol}: {shared} shared bytes a block; there are {_MOST_SHARED}"
+                )
+            most = max(shared, SHARED_WITHOUT_ASKING)
+            self._functions.append((device, kernels[symbol], most))
+            return _FIRST_FUNCTION + len(self._functions) - 1
+
+    def copy(self, device: int, target: int, source: int, nbytes: int) -> None:
+        """Put a copy into the device's stream, between any memories."""
+        with self._lock:
+            self._gpu(device)
+            self._memory(target, nbytes, "copy to")
+            self._memory(source, nbytes, "copy from")
+
+            def move() -> None:
+                into = self._memory(target, nbytes, "copy to")
+                ctypes.memmove(into, self._memory(source, nbytes, "copy from"), nbytes)
+
+            self._put(device, move)
+
+    def synchronize(self, device: int) -> None:
+        """Do the work of the device's stream; raises a `CudaError` if any of it failed."""
+        with self._lock:
+            self._gpu(device)
+            self._run(device)
+            stream = self._streams[device]
+            failure, stream.failure = stream.failure, ""
+        if failure:
+            raise CudaError(failure)
+
+    def is_idle(self, device: int) -> bool:
+        """Whether the stream has no work left; who asks again and again lets it get on."""
+        with self._lock:
+            self._gpu(device)
+            self._step(device)
+            return not self._streams[device].work
+
+    def error(self, code: int) -> str:
+        """The meaning of an error code."""
+        return self._failures.get(code, f"error {code} of the emulator")
+
+    # -- what native code calls --
+
+    def _launch_entry(
+        self,
+        function: int,
+        grid: int,
+        grid_y: int,
+        grid_z: int,
+        x: int,
+        y: int,
+        z: int,
+        shared: int,
+        stream: int,
+        arguments: int | None,
+        more: int | None,
+    ) -> int:
+        def call() -> None:
+            device, kernel, most = _at(
+                self._functions, function - _FIRST_FUNCTION, "function", function
+            )
+            if self._device(stream) != device:
+                raise CudaError(
+                    f"launch of {kernel.symbol}: it is on CUDA device {device}, "
+                    f"and the stream is of device {self._device(stream)}"
+                )
+            if (grid_y, grid_z, z) != (1, 1, 1) or 0 in (grid, x, y) or more:
+                raise CudaError(
+                    f"launch of {kernel.symbol}: grid {grid, grid_y, grid_z}, block {x, y, z}"
+                )
+            if shared > most:
+                raise CudaError(
+                    f"launch of {kernel.symbol}: {shared} shared bytes a block, and its function "
+                    f"was made for {most}"
+                )
+            places = (ctypes.c_void_p * kernel.parameters).from_address(arguments or 0)
+            given = [ctypes.c_int64.from_address(place or 0).value for place in places]
+            launch = Launch(grid, (x, y), shared)
+            gpu = self._gpus[device]
+            gpu.check(kernel, launch)
+            self._put(device, lambda: gpu.launch(kernel, launch, given))
+
+        return self._coded(call)
+
+    def _copy_entry(self, target: int, source: int, nbytes: int, stream: int) -> int:
+        return self._coded(lambda: self.copy(self._device(stream), target, source, nbytes))
+
+    def _wait_entry(self, stream: int) -> int:
+        return self._coded(lambda: self.synchronize(self._device(stream)))
+
+    def _coded(self, call: Callable[[], None]) -> int:
+        """0, or the code of the failure of a call."""
+        try:
+            with self._lock:
+                call()
+            return 0
+        except Exception as error:  # it can't pass through native code
+            with self._lock:
+                self._codes += 1
+                text = error.text if isinstance(error, SpmdError) else repr(error)
+                self._failures[self._codes] = text
+                self._failures.pop(self._codes - _KEPT_FAILURES, None)
+                return self._codes
+
+    # -- inside --
+
+    def _gpu(self, device: int) -> Gpu:
+        if not 0 <= device < len(self._gpus):
+            raise CudaError(f"CUDA device {device}: there are {len(self._gpus)} (emulated)")
+        return self._gpus[device]
+
+    def _device(self, stream: int) -> int:
+        device = stream - _FIRST_STREAM
+        if not 0 <= device < len(self._gpus):
+            raise CudaError(f"{stream:#x} is no stream")
+        return device
+
+    def _memory(self, address: int, nbytes: int, what: str) -> int:
+        """The host's address of a range of any memory."""
+        owner = device_of(address)
+        if owner is None:
+            if not address and nbytes:
+                raise CudaError(f"{what} address 0")
+            return address
+        memory = self._gpu(owner).memory
+        view = memory.view(address, nbytes, what)
+        start = memory.start_of(address)
+        if start in self._freed and not self._is_running:
+            raise CudaError(f"{what} {address:#x} of CUDA device {owner}, which is freed")
+        return view.ctypes.data
+
+    def _put(self, device: int, work: Callable[[], object], always: bool = False) -> None:
+        stream = self._streams[device]
+        stream.work.append((work, always))
+        if len(stream.work) > _LONGEST_QUEUE:
+            self._step(device)
+
+    def _run(self, device: int) -> None:
+        """Do all work of a device, and of others as much as chance wants."""
+        while self._streams[device].work:
+            self._step(self._random.choice([device, *self._with_work()]))
+
+    def _with_work(self) -> list[int]:
+        return [k for k, stream in enumerate(self._streams) if stream.work]
+
+    def _step(self, device: int) -> None:
+        """Do the oldest work of a device."""
+        stream = self._streams[device]
+        if not stream.work:
+            return
+        work, _ = stream.work.popleft()
+        self._is_running = True
+        try:
+            work()
+        except CudaError as error:
+            stream.failure = stream.failure or error.text
+            stream.work = deque(each for each in stream.work if each[1])
+        finally:
+            self._is_running = False
+
+
+def _at(table: Sequence, index: int, kind: str, handle: int):
+    """An entry of a table of handles."""
+    if not 0 <= index < len(table):
+        raise CudaError(f"{handle:#x} is no {kind}")
+    return table[index]
