@@ -7,7 +7,8 @@ the operation is traced, and from then on a call is one look-up and the call of 
 Cached and uncached results must be bit-identical. Programs that only move elements, or round at
 most once, are compiled like jitted functions, with numbers as run-time operands. Where spmd itself
 defines the rounding, the entry point is that of `eager_kernels.py`, whose code runs from the first
-call on.
+call on. Over a mesh operations are compiled one by one in any case; the closure is that of a jitted
+function, if its results are laid out as theirs.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Any, TypeVar, cast
 from spmd.base.config import config
 from spmd.base.context import busy
 from spmd.base.util import MISS
-from spmd.compile.dispatch.eager import COMPILE_FROM_ELEMENTS, SIZE_GENERIC
+from spmd.compile.dispatch.eager import COMPILE_FROM_ELEMENTS, NEVER_KEPT, SIZE_GENERIC
 from spmd.compile.dispatch.jit import JitFunction
 from spmd.compile.lazy import eager_kernels
 from spmd.core.ir import ClosedJaxpr
 from spmd.sharding.array import Array
+from spmd.sharding.named import NamedSharding
 
 # A wrapper has the type of the wrapped function.
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,8 +78,19 @@ class EagerCache:
     ) -> Any:
         """Apply the operation to operands of the kind `key`, which has no closure yet.
 
-        `options` and `named` are further arguments, part of the key, which are no operands.
+        `options` and `named` are further arguments, part of the key, which are no operands. Of
+        operands over a mesh the layouts are part of the key, too, where one process has them all:
+        others would have to compile at the same call.
         """
+        for x in args:
+            if type(x) is Array and x.shards is not None:
+                key = (key, *[x._sharding if type(x) is Array else None for x in args])
+                match = self.table.get(key)
+                if match is not None:
+                    out = match(*args)
+                    if out is not MISS:
+                        return out
+                break
         if key not in self.table and not config.disable_jit:
             calls = self._counts.get(key, 0) + 1
             self._counts[key] = calls
@@ -91,9 +104,10 @@ class EagerCache:
     def _closure(
         self, args: tuple[Any, ...], options: tuple[Any, ...], named: dict[str, Any]
     ) -> Callable[..., Any] | None:
-        if any(type(x) is Array and x._sharding is not None for x in args):
-            return None
         function = self._function
+        placed = [x for x in args if type(x) is Array and x._sharding is not None]
+        if placed:
+            return self._over_mesh(args, options, named) if _is_local(placed) else None
         if options or named:
             jitted = JitFunction(lambda *args: function(*args, *options, **named))
         else:
@@ -106,12 +120,34 @@ class EagerCache:
             return None if made is None else made.entry_point
         return None
 
+    def _over_mesh(
+        self, args: tuple[Any, ...], options: tuple[Any, ...], named: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        """The closure for arrays over a mesh; None unless results are laid out as without it."""
+        function = self._function
+        jitted = JitFunction(lambda *args: function(*args, *options, **named))
+        closed = jitted.trace(*args).jaxpr
+        # One equation is the program that it is compiled to outside of `jit`, too.
+        is_alone = len(closed.eqns) == 1 and closed.eqns[0].prim.name not in NEVER_KEPT
+        if not is_determined(closed) and not is_alone:
+            return None
+        expected, made = function(*args, *options, **named), jitted(*args)
+        alike = type(made) is type(expected) is Array and made._sharding == expected._sharding
+        return jitted.closure(args) if alike and made.aval is expected.aval else None
+
     def forget(self) -> None:
         """Start again: a setting changed that the closures do not look at."""
         if self._jitted is not None:
             self._jitted.clear_cache()
         self._counts.clear()
         self.table.clear()
+
+
+def _is_local(placed: list[Array]) -> bool:
+    """Whether this process has all shards of arrays that lie over one mesh."""
+    named = [x._sharding for x in placed if x.shards is not None]
+    found = [s for s in named if isinstance(s, NamedSharding) and s.is_fully_addressable]
+    return len(found) == len(placed) and len({s.mesh for s in found}) == 1
 
 
 _all: list[EagerCache] = []
