@@ -112,9 +112,17 @@ def _count(axes: Axes, sizes: Sizes) -> int:
 
 
 def _own_indices(
-    eqn: Eqn, operand: Any, indices: Any, rows: Mapping[int, Axes], windows: Sequence[int]
+    eqn: Eqn,
+    operand: Any,
+    indices: Any,
+    rows: Mapping[int, Axes],
+    windows: Sequence[int],
+    sizes: Sizes,
 ) -> tuple[Any, Any]:
-    """Index vectors counted from the device's rows, and which windows fit the whole operand."""
+    """Index vectors counted from the device's rows, and which windows fit the whole operand.
+
+    An index beyond the whole is so on all devices, though the last may have rows that are too many.
+    """
     numbers = _numbers(eqn)
     whole = eqn.invars[0].aval.shape
     # A read that is promised to be in bounds is moved inside, too; such a write is dropped.
@@ -132,6 +140,8 @@ def _own_indices(
         inside = bitwise_and(ge(column, wide.type(0)), lt(column, wide.type(most + 1)))
         fits = inside if fits is None else bitwise_and(fits, inside)
         if d in rows:
+            if whole[d] % _count(rows[d], sizes):
+                column = select(inside, column, full(typeof(column).shape, -1, wide))
             first = convert_element_type(_first_row(rows[d], typeof(operand).shape[d]), wide)
             column = column - first
         columns.append(column)
@@ -148,7 +158,7 @@ def _gather(
 ) -> Any:
     operand, indices = parts
     numbers, windows = _numbers(eqn), params["slice_sizes"]
-    own, fits = _own_indices(eqn, operand, indices, rows, windows)
+    own, fits = _own_indices(eqn, operand, indices, rows, windows, sizes)
     fill = GatherScatterMode.FILL_OR_DROP
     out = gather(operand, own, numbers, windows, mode=fill, fill_value=0)
     if params["mode"] is not fill or params["fill_value"] in (0, None):
@@ -170,7 +180,7 @@ def _scatter(
 ) -> Any:
     operand, indices, updates = parts
     windows = window_sizes(_numbers(eqn), typeof(operand).shape, typeof(updates).shape)
-    own, *_ = _own_indices(eqn, operand, indices, rows, windows)
+    own, *_ = _own_indices(eqn, operand, indices, rows, windows, sizes)
     changed = {"mode": GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
     return eqn.prim.bind(operand, own, updates, **(params | changed))
 
@@ -213,9 +223,8 @@ def _dynamic_slice(
     wanted = list(params["slice_sizes"])
     for d, axes in rows.items():
         here = typeof(x).shape[d]
-        start = clamp(
-            np.int32(0), _start(starts[d]), np.int32(here * _count(axes, sizes) - wanted[d])
-        )
+        most = np.int32(eqn.invars[0].aval.shape[d] - wanted[d])
+        start = clamp(np.int32(0), _start(starts[d]), most)
         places = iota(np.dtype(np.int32), wanted[d]) + (start - _first_row(axes, here))
         x = _taken(x, places, d)
         starts[d] = np.int32(0)
@@ -236,7 +245,7 @@ def _update(
     inside = None
     for d, axes in rows.items():
         count = typeof(update).shape[d]
-        most = np.int32(shape[d] * _count(axes, sizes) - count)
+        most = np.int32(eqn.invars[0].aval.shape[d] - count)
         start = clamp(np.int32(0), starts[d], most)
         index = np.dtype(np.int32)
         places = iota(index, shape[d]) + (_first_row(axes, shape[d]) - start)

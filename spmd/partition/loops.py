@@ -14,6 +14,7 @@ from typing import Any
 from spmd.core.ir import Eqn
 from spmd.lax.arithmetic import add
 from spmd.lax.control_scan import named_scan
+from spmd.lax.control_while import while_p
 from spmd.partition.custom_calls import Run
 from spmd.partition.propagate import Axes, Cell, Plan, Scope, even
 from spmd.partition.seconds import BYTE, ELEMENT, EXCHANGE
@@ -36,6 +37,9 @@ def split_iterations(plan: Plan) -> None:
                 continue
             axes = _leading(scope, eqn)
             (inner,) = scope.inner[k]
+            n = math.prod(scope.sizes[a] for a in axes)
+            if eqn.params["length"] % n and not _may_have_too_many(eqn, inner, n):
+                continue
             if axes and _can_run_apart(inner, axes) and _is_cheaper(scope, eqn, inner, axes):
                 scope.runs[k] = axes
                 _leave_alone(inner, axes)
@@ -59,6 +63,13 @@ def _scopes(inner: Scope) -> Iterator[Scope]:
         scope = left.pop()
         yield scope
         left += [more for found in scope.inner.values() for more in found]
+
+
+def _may_have_too_many(eqn: Eqn, inner: Scope, n: int) -> bool:
+    """Whether devices may run iterations that mean nothing: no sum reads them, and all end."""
+    if eqn.params["num_carry"] or eqn.params["length"] < n:
+        return False
+    return all(e.prim is not while_p for s in _scopes(inner) for e in s.closed.jaxpr.eqns)
 
 
 def _can_run_apart(inner: Scope, axes: Axes) -> bool:
@@ -150,7 +161,7 @@ def write_scan(
         x.read((runs, *c.axes), sizes, c.unreduced)
         for x, c in zip(operands[last:], sliced, strict=True)
     ]
-    length = params["length"] // math.prod(sizes[a] for a in runs)
+    length = -(-params["length"] // math.prod(sizes[a] for a in runs))
     reverse, unroll = params["reverse"], params["unroll"]
     carry, ys = named_scan("lax.scan", None, body, init, xs, length, reverse=reverse, unroll=unroll)
     cells = [scope.cells[v] for v in eqn.outvars]
@@ -161,6 +172,9 @@ def write_scan(
         if late[n] and not x.is_zero:
             total = add(x.read(c.axes, sizes, over), total)
         made.append(Value(cells[n], {(c.axes, over, "add" if over else ""): total}))
+    for cell in cells[len(made) :]:
+        if runs:
+            cell.offer(0, runs, sizes, "the rows of a loop", uneven=True)
     return [*made, *results_of(cells[len(made) :], [(runs, *c.axes) for c in stacked], ys)]
 
 

@@ -33,7 +33,7 @@ from spmd.partition.reshaping import lines_up, reshaped
 from spmd.partition.rules import KEPT, local_params
 from spmd.partition.strategies.attention import write_attention
 from spmd.partition.strategies.cumulative import CUMULATIVE, write_cumulative
-from spmd.partition.strategies.ordering import write_reversal
+from spmd.partition.strategies.ordering import PICKED_LAST, write_reversal
 from spmd.partition.strategies.sorting import SORTED, write_sort
 from spmd.partition.values import Sizes, part_shape
 
@@ -77,9 +77,13 @@ def writer_of(
     if prim is iota_p and split[eqn.params["dimension"]]:
         return lambda eqn, parts, params: [_iota(params, split)]
     if prim in CUMULATIVE and (along := split[eqn.params["axis"]]):
-        return lambda eqn, parts, params: [write_cumulative(prim, parts[0], along, params, sizes)]
+        rows = eqn.invars[0].aval.shape[eqn.params["axis"]]
+        return lambda eqn, parts, params: [
+            write_cumulative(prim, parts[0], along, params, sizes, rows)
+        ]
     if prim is sort_p and (along := axes.get(SORTED)):
-        return lambda eqn, parts, params: write_sort(parts, params, along, sizes)
+        rows = eqn.invars[0].aval.shape[eqn.params["dimension"]]
+        return lambda eqn, parts, params: write_sort(parts, params, along, sizes, rows)
     if prim is rev_p:
         by_dim = dict(enumerate(split))
         return lambda eqn, parts, params: [
@@ -130,11 +134,13 @@ def without_padding(
 ) -> list[Any]:
     """Operands in which the rows that a device has too many do not count in a reduction."""
     made = []
+    operator = PICKED_LAST.get(eqn.prim, rule.reduces or "add")
     for x, atom, labels in zip(parts, eqn.invars, rule.operands, strict=True):
         dtype = atom.aval.dtype
         for d, label in enumerate(labels):
             own, rows = axes.get(label, ()), atom.aval.shape[d]
-            if label not in shared and rows % math.prod(sizes[a] for a in own):
-                x = masked(x, d, own, rows, NEUTRAL[rule.reduces or "add"](dtype))
+            # Of rows that are indexed none that is too many is read.
+            if label not in shared and label < ROWS and rows % math.prod(sizes[a] for a in own):
+                x = masked(x, d, own, rows, NEUTRAL[operator](dtype))
         made.append(x)
     return made

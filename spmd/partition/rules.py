@@ -22,7 +22,14 @@ from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dot import dot_general_p
 from spmd.lax.dynamic import dynamic_slice_p
 from spmd.lax.gather import gather_p
-from spmd.lax.reduce import reduce_max_p, reduce_min_p
+from spmd.lax.reduce import (
+    reduce_and_p,
+    reduce_max_p,
+    reduce_min_p,
+    reduce_or_p,
+    reduce_prod_p,
+    reduce_xor_p,
+)
 from spmd.lax.reduce_window import (
     reduce_window_max_p,
     reduce_window_min_p,
@@ -37,6 +44,7 @@ from spmd.partition.strategies.attention import ATTENTION, attention_rule
 from spmd.partition.strategies.cumulative import CUMULATIVE
 from spmd.partition.strategies.ordering import PICKS, pick_rule
 from spmd.partition.strategies.sorting import SORTED, sort_rule
+from spmd.sharding.custom_partitioning import custom_partitioning_p
 
 Shape = tuple[int, ...]
 
@@ -58,18 +66,24 @@ _ROW_BY_ROW = frozenset(
         iota_p,
         pad_p,
         permute_dims_p,
+        reduce_and_p,
         reduce_max_p,
         reduce_min_p,
+        reduce_or_p,
+        reduce_prod_p,
         reduce_sum_p,
+        reduce_xor_p,
         reduce_window_max_p,
         reduce_window_min_p,
         reduce_window_sum_p,
         reshape_p,
         slice_p,
         squeeze_p,
+        *CUMULATIVE,
+        *PICKS,
     }
 )
-_WITH_PLACES = frozenset({rev_p, *CUMULATIVE, *INDEXING, *PICKS})
+_WITH_PLACES = frozenset({rev_p, custom_partitioning_p, *ATTENTION})
 # These are partitioned as they are, not as what they stand for: batch and heads of operands are
 # split alike, or have size 1.
 KEPT = ATTENTION
@@ -127,11 +141,18 @@ def may_be_uneven(prim: Primitive, rule: Dims, label: int) -> bool:
     must not depend on each other, or the equation has to mask what it adds up.
     """
     if label == SORTED:
-        return False
+        return True
+    if label >= ROWS:
+        return prim in INDEXING
     if HALO <= label < ROWS:
         # Of a sum of products a row that is too many would meet rows that are not 0, but NaN.
         return any(label in labels for labels in rule.results)
-    return prim in _ROW_BY_ROW or (is_row_by_row(rule) and prim not in _WITH_PLACES)
+    if prim in _ROW_BY_ROW:
+        return True
+    if prim in _WITH_PLACES or prim.members is not None:
+        return False
+    # A row of a result is made of the same rows of operands. Indices are read, but not written to.
+    return all(label in labels for labels in rule.results)
 
 
 def is_row_by_row(rule: Dims) -> bool:

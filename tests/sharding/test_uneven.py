@@ -13,6 +13,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import NamedSharding, P, checkpoints, export, lax, multihost
+from spmd.base.config import config
 from spmd.errors import ArgumentError, ShardingError
 from spmd.sharding import AxisType
 from tests.sharding.uneven_programs import PROGRAMS
@@ -191,3 +192,45 @@ def test_shardings_that_are_uneven_are_other_shardings():
     even = values(8, 3)
     for a, b in ((one, other), (other, one)):
         check(spmd.device_put(spmd.device_put(even, a), b), even)
+
+
+STAYS: dict[str, Any] = {
+    "cumsum": lambda x: snp.cumsum(x, axis=0),
+    "cumsum, reversed": lambda x: lax.cumsum(x, axis=0, reverse=True),
+    "argmax": lambda x: snp.argmax(x, axis=0),
+    "top_k": lambda x: lax.top_k(x.T, 3),
+    "rows": lambda x: x[snp.array([0, -1, 0])],
+    "update": lambda x: x.at[snp.array([0, -1])].add(1.0),
+    "map": lambda x: lax.map(lambda row: row / (1 + snp.abs(row).sum()), x),
+    "gradient": spmd.grad(lambda x: (snp.cumsum(x, 0)[snp.array([3, -1])] ** 2).sum()),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_unequal_parts_are_not_gathered(name: str):
+    x = values(1022, 8)
+    x[5] = np.nan if name == "update" else 1.0
+    y = spmd.device_put(x, layout())
+    with spmd.debug.expect_collectives(at_most=x.nbytes // 20):
+        found = spmd.jit(STAYS[name])(y)
+    check(found, STAYS[name](snp.asarray(x)))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.float32, np.bool_])
+def test_devices_sort_unequal_parts_together(dtype: Any):
+    with config.override("num_cpu_devices", 8):
+        x = (np.random.default_rng(0).normal(size=(8 * 4096 - 5, 2)) * 99).astype(dtype)
+        x[7] = np.iinfo(dtype).max if np.issubdtype(dtype, np.integer) else x[7]
+        if dtype is np.float32:
+            x[[1, 60, 500]] = [[np.nan, np.inf], [0.0, -0.0], [-0.0, 0.0]]
+        mesh = spmd.make_mesh((8,), ("x",), AUTO)
+        y = spmd.device_put(x, NamedSharding(mesh, P("x"), uneven=True))
+        f = spmd.jit(
+            lambda x: lax.sort((x, lax.broadcasted_iota(np.int32, x.shape, 0)), dimension=0)
+        )
+        found, places = f(y)
+        order = np.argsort(x, axis=0, kind="stable")
+        np.testing.assert_array_equal(found, np.take_along_axis(x, order, 0))
+        np.testing.assert_array_equal(places, order)
+        kinds = {c.kind for c in spmd.debug.collectives(f)(y)}
+        assert "all_to_all" in kinds and "all_gather" not in kinds, kinds

@@ -18,6 +18,7 @@ from spmd.lax.cumulative import cummax_p, cummin_p, cumprod_p, cumsum_p
 from spmd.lax.dynamic import dynamic_index_in_dim
 from spmd.lax.logic import clamp, eq, select
 from spmd.lax.slicing import slice_in_dim
+from spmd.partition.halos import NEUTRAL, masked
 
 # How two neighbouring results are joined.
 CUMULATIVE: dict[Primitive, Callable[[Any, Any], Any]] = {
@@ -28,14 +29,25 @@ CUMULATIVE: dict[Primitive, Callable[[Any, Any], Any]] = {
 }
 
 
-def write_cumulative(
-    prim: Primitive, x: Any, axes: tuple[Any, ...], params: dict[str, Any], sizes: Mapping[Any, int]
-) -> Any:
-    """The operation on a device's part of dim `axis`, which the mesh `axes` split.
+_OPERATORS = {cumsum_p: "add", cumprod_p: "mul", cummax_p: "max", cummin_p: "min"}
 
-    The devices exchange one row each: their last, or in reverse their first.
+
+def write_cumulative(
+    prim: Primitive,
+    x: Any,
+    axes: tuple[Any, ...],
+    params: dict[str, Any],
+    sizes: Mapping[Any, int],
+    rows: int,
+) -> Any:
+    """The operation on a device's part of dim `axis` of `rows`, which the mesh `axes` split.
+
+    The devices exchange one row each: their last, or in reverse their first. Rows that are too many
+    come last, so they count in reverse alone, where they are made neutral.
     """
     d, reverse = params["axis"], params["reverse"]
+    if reverse and rows % math.prod(sizes[a] for a in axes):
+        x = masked(x, d, axes, rows, NEUTRAL[_OPERATORS[prim]](typeof(x).dtype))
     own = prim.bind(x, **params)
     shape, count = typeof(own).shape, math.prod(sizes[a] for a in axes)
     row = 0 if reverse else shape[d] - 1

@@ -27,6 +27,8 @@ Sizes = Mapping[Any, int]
 # The label of the dim along which elements are picked is this and its number.
 PICKED = 300
 PICKS = (argmax_p, argmin_p, top_k_p)
+# The operator whose neutral value these pick after all others.
+PICKED_LAST = {argmax_p: "max", argmin_p: "min", top_k_p: "max"}
 
 
 def pick_rule(eqn: Eqn) -> Dims:

@@ -28,6 +28,7 @@ from spmd.lax.concatenate import concatenate
 from spmd.lax.logic import eq, select
 from spmd.lax.slicing import slice_in_dim
 from spmd.lax.sort import sort
+from spmd.partition.halos import masked
 from spmd.partition.seconds import BYTE, ELEMENT, EXCHANGE
 
 Axes = tuple[Any, ...]
@@ -52,7 +53,11 @@ def sort_seconds(eqn: Eqn, label: int, count: int, parts: int) -> float:
     if label != SORTED:
         return 0.0
     aval, d = eqn.invars[0].aval, eqn.params["dimension"]
-    rows = aval.shape[d] // count
+    rows = -(-aval.shape[d] // count)
+    if aval.shape[d] % count and any(
+        dtypes.is_complex(x.aval.dtype) for x in eqn.invars[: eqn.params["num_keys"]]
+    ):
+        return math.inf
     if count < 3 or rows % (2 * count) or rows < 2 * (count - 1) ** 2:
         return math.inf
     operands = [atom.aval for atom in eqn.invars]
@@ -70,14 +75,21 @@ def _needs_places(operands: Sequence[Any], num_keys: int) -> bool:
 
 
 def write_sort(
-    parts: Sequence[Any], params: Mapping[str, Any], axes: Axes, sizes: Sizes
+    parts: Sequence[Any], params: Mapping[str, Any], axes: Axes, sizes: Sizes, whole: int = 0
 ) -> list[Any]:
-    """A device's rows of the sorted operands. Equal keys keep their order, by their places."""
+    """A device's rows of the sorted operands. Equal keys keep their order, by their places.
+
+    There are so many rows on the `whole`, if parts differ in size. Those that are too many come
+    last and stay there: no key comes after theirs.
+    """
     d, keys = params["dimension"], params["num_keys"]
     count, shape = math.prod(sizes[a] for a in axes), typeof(parts[0]).shape
     rows = shape[d]
     position = axis_index(axes)
     xs = list(parts)
+    if whole % count:
+        last = [masked(x, d, axes, whole, _last_key(typeof(x).dtype)) for x in xs[:keys]]
+        xs[:keys] = last
     has_places = _needs_places([typeof(x) for x in parts], keys)
     if has_places:
         first = full(shape, position * np.int32(rows))
@@ -111,6 +123,11 @@ def write_sort(
     if has_places:
         del made[keys]
     return made
+
+
+def _last_key(dtype: np.dtype) -> Any:
+    """A key after which no other comes."""
+    return dtype.type(np.nan) if dtypes.is_float(dtype) else dtypes.max_value(dtype)[()]
 
 
 def _turned(x: Any, d: int, grid: tuple[int, int]) -> Any:
