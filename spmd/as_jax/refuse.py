@@ -84,7 +84,6 @@ REFUSED = {
     "experimental.mosaic": _PALLAS,
     "experimental.pallas": _PALLAS,
     "experimental.serialize_executable": "spmd keeps compiled programs on the disk itself",
-    "experimental.sparse": "spmd has no sparse arrays; use dense ones, or functions of products",
     "extend.ifrt_programs": "spmd has no IFRT; jax.export writes programs to files",
     "extend.mlir": "spmd does not write MLIR",
     "ffi": "spmd calls no foreign functions of XLA; spmd.extend makes primitives with CPU kernels",

@@ -10,6 +10,6 @@ __all__ = ["io_callback"]
 
 _MODULES = (
     "checkify", "custom_partitioning", "jet", "layout", "mesh_utils", "multihost_utils", "ode",
-    "pjit", "shard_alike", "shard_map",
+    "pjit", "shard_alike", "shard_map", "sparse",
 )  # fmt: skip
 __getattr__, __dir__ = _attach(__name__, _MODULES)

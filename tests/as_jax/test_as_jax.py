@@ -124,12 +124,12 @@ def test_what_cannot_be_is_importable_and_refuses_when_used(tmp_path):
         import jax
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import triton, tpu as pltpu
-        from jax.experimental.sparse import BCOO
+        from jax.experimental.array_serialization import GlobalAsyncCheckpointManager as GACM
         from jax.interpreters import mlir
         import jax.experimental.colocated_python as cp
 
-        assert not isinstance(3, BCOO) and cp.serialization.DeviceList is not None
-        for use in (pl.pallas_call, lambda: triton.load(1), lambda: BCOO.fromdense(1), BCOO,
+        assert not isinstance(3, GACM) and cp.serialization.DeviceList is not None
+        for use in (pl.pallas_call, lambda: triton.load(1), lambda: GACM.wait(1), GACM,
                     lambda: mlir.ir_constant(1), cp.colocated_python, jax.ffi.ffi_call):
             try:
                 use()

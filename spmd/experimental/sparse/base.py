@@ -1,0 +1,98 @@
+"""What all sparse arrays have in common, and the function of unbatched ones over batch dims."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import spmd.numpy as snp
+from spmd.api.vectorize import vmap
+from spmd.core.trace import Tracer
+
+
+class SparseEfficiencyError(ValueError):
+    """What was asked for would store many more elements than there are."""
+
+
+class SparseEfficiencyWarning(UserWarning):
+    """What was asked for stores many more elements than there are."""
+
+
+class JAXSparse(abc.ABC):
+    """The base of sparse arrays: a shape, buffers, and what the classes below make of them."""
+
+    data: Any
+    shape: Any
+    __array_priority__ = 100
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    @abc.abstractmethod
+    def nse(self) -> int:
+        """How many elements are stored (for each batch)."""
+
+    @abc.abstractmethod
+    def todense(self) -> Any:
+        """The dense array."""
+
+    @abc.abstractmethod
+    def transpose(self, axes: Any = None) -> Any:
+        """The array with its dims in another order."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the elements."""
+        return self.data.dtype
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the dense array."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    @property
+    def T(self) -> Any:
+        """The transposed array."""
+        return self.transpose()
+
+    def block_until_ready(self) -> Any:
+        """Wait for the stored elements."""
+        self.data.block_until_ready()
+        return self
+
+    def _details(self) -> str:
+        return f"nse={self.nse}"
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        try:
+            text = f"{name}({self.dtype}{list(self.shape)}, {self._details()})"
+        except (AttributeError, IndexError, TypeError):  # its parts are no arrays
+            return f"{name}(<invalid>)"
+        return f"{type(self.data).__name__}[{text}]" if isinstance(self.data, Tracer) else text
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __pos__(self) -> Any:
+        return self
+
+
+def over_batches(f: Callable[..., Any], n_batch: int) -> Callable[..., Any]:
+    """`f` of unbatched values as a function of values with that many leading batch dims."""
+    for _ in range(n_batch):
+        f = vmap(f)
+    return f
+
+
+def with_batches(x: Any, batch: tuple[int, ...], n_batch: int) -> Any:
+    """A buffer whose batch dims, which may have size 1, are of their full size."""
+    shape = (*batch, *x.shape[n_batch:])
+    return x if x.shape == shape else snp.broadcast_to(x, shape)
