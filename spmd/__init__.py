@@ -95,6 +95,7 @@ with _importing():
     from spmd.lax.callback import effects_barrier, io_callback, pure_callback
     from spmd.numpy.array_type import Array
     from spmd.sharding import constraint as _constraint
+    from spmd.sharding.array import Shard
     from spmd.sharding.explicit_layouts import reshard
     from spmd.sharding.mesh_scope import set_mesh
     from spmd.sharding.named import NamedSharding

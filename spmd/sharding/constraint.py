@@ -158,6 +158,11 @@ def _of_struct(place: Any, shape: tuple[int, ...]) -> Any:
         place = as_sharding("ShapeDtypeStruct", place)
     if isinstance(place, Sharding):
         place.check_compatible_aval(shape)
+    elif not (place is None or isinstance(place, Format)):
+        raise ArgumentError(
+            f"{current_source()}: ShapeDtypeStruct: sharding must be a Sharding, a PartitionSpec "
+            f"or None, got {place!r}"
+        )
     return place
 
 

@@ -33,6 +33,25 @@ def layouts_of(leaves: Sequence[Any]) -> Layouts | None:
     return named if any(named) else None
 
 
+def strays(leaves: Sequence[Any]) -> bool:
+    """Whether arrays that are committed lie over several meshes or devices, or beside free ones.
+
+    Only then it matters which of them a program reads: they say where it runs.
+    """
+    first, is_free = None, False
+    for x in leaves:
+        now = x._sharding if type(x) is Array else None
+        if now is None:
+            is_free = True
+            continue
+        place = now.mesh if isinstance(now, NamedSharding) else now
+        if first is None:
+            first = place
+        elif place is not first and place != first:
+            return True
+    return first is not None and (is_free or len(leaves) == 1)
+
+
 def check_in_scope(
     mesh: Mesh, leaves: Sequence[Any], name_of: Callable[[int], str], strict: bool = False
 ) -> None:

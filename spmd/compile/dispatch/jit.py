@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import compress
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from spmd.core.call import jit_p
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.key_reuse import use_inputs
 from spmd.core.mutable.cells import Cell, TouchedCells
-from spmd.core.rewrite import eval_closed, hoist_tracers
+from spmd.core.rewrite import dce, drop_inputs, eval_closed, hoist_tracers, prune_consts
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
 from spmd.sharding.array import Array, check_donated
@@ -52,7 +53,7 @@ from spmd.sharding.constraint import (
     shardings_of_leaves,
 )
 from spmd.sharding.named import Sharding, SingleDeviceSharding
-from spmd.sharding.operand_layouts import call_in_scope, layouts_of, stays_in_scope
+from spmd.sharding.operand_layouts import call_in_scope, layouts_of, stays_in_scope, strays
 from spmd.sharding.pmap import set_stages
 from spmd.sharding.spec import current_mesh, scope
 from spmd.transport.flight_recorder import COMPILING, FLIGHT, TRACING
@@ -75,6 +76,24 @@ class Entry:
     # For each layout of the arguments; None stands for arguments that are over no mesh.
     executables: dict[Any, Executable | MeshProgram] = field(default_factory=dict)
     reads_mesh: bool = False  # a constraint in it is a spec over the mesh in scope
+    # Which arguments it needs, and the same without the others, once somebody has asked.
+    needed: list[bool] | None = None
+    pruned: Entry | None = None
+
+    def without_unused(self) -> Entry:
+        """The same function of the arguments that it needs."""
+        if self.pruned is None:
+            assert self.needed is not None
+            smaller, _ = dce(self.closed.jaxpr, [True] * len(self.closed.out_avals))
+            closed = prune_consts(ClosedJaxpr(smaller, self.closed.consts))
+            self.pruned = Entry(
+                drop_inputs(closed, self.needed),
+                self.out_tree,
+                tuple(compress(self.donated, self.needed)),
+                self.out_shardings,
+                reads_mesh=self.reads_mesh,
+            )
+        return self.pruned
 
 
 # All jits of one function with the same options share their entries, so that `jit(f)(x)` in a loop
@@ -132,6 +151,7 @@ class JitFunction:
             fun, "jit", static_argnums, static_argnames, donate_argnums, donate_argnames
         )
         self._inline = inline
+        self._keep_unused = keep_unused
         what = self._signature.what
         for name, given in ("in_shardings", in_shardings), ("out_shardings", out_shardings):
             check_placements(f"{what}: {name}", given)
@@ -146,7 +166,8 @@ class JitFunction:
         s = self._signature
         self._in_shardings, self._out_shardings = in_shardings, out_shardings
         shardings = prefix_key(in_shardings), prefix_key(out_shardings), self._only
-        options = (s.static_nums, s.static_names, s.donate_nums, s.donate_names, shardings)
+        arguments = s.static_nums, s.static_names, s.donate_nums, s.donate_names
+        options = (*arguments, keep_unused, shardings)
         known = _entries.of(fun)
         self._entries: dict[Any, Entry] = known.setdefault(("jit", options), {})
         # A closure knows nothing of a device that results shall be moved to.
@@ -212,6 +233,11 @@ class JitFunction:
             self._check_meets_results(split, args, kwargs)
         key = self._key(split, avals)
         entry = self._entries.get(key)
+        if not self._keep_unused and strays(split.leaves):
+            entry = entry or self._new_entry(key, split, avals, args, kwargs)
+            out = self._call_without_unused(entry, split, args, kwargs)
+            if out is not MISS:
+                return out
         layouts = layouts_of(split.leaves)
         executable = None if entry is None else entry.executables.get(layouts)
         if entry is None or executable is None:
@@ -235,6 +261,35 @@ class JitFunction:
                 check_nans(entry.closed, self._signature.name, split.leaves, outs)
         elif self._home is None and not state.axes and not config.debug_key_reuse:
             self._note(entry, layouts, executable, split)
+        for out in outs if self._home is not None else ():
+            out._sharding = self._home
+        return entry.out_tree.unflatten(outs)
+
+    def _call_without_unused(
+        self, entry: Entry, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call in which arguments that nothing reads don't say where it runs; MISS if all count.
+
+        They stay as they are, even if they are donated.
+        """
+        if entry.needed is None:
+            entry.needed = dce(entry.closed.jaxpr, [True] * len(entry.closed.out_avals))[1]
+        if all(entry.needed):
+            return MISS
+        entry, needed = entry.without_unused(), entry.needed
+        leaves = list(compress(split.leaves, needed))
+        layouts = layouts_of(leaves)
+        executable = entry.executables.get(layouts) or self._compile(entry, layouts)
+
+        def names() -> list[str]:
+            return list(compress(self._signature.leaf_names(args, kwargs), needed))
+
+        check_donated(self._signature.what, leaves, entry.donated, names)
+        mesh = state.mesh
+        if mesh is None:
+            outs = executable(leaves)
+        else:
+            outs = call_in_scope(mesh, executable, leaves, names, entry.out_shardings)
         for out in outs if self._home is not None else ():
             out._sharding = self._home
         return entry.out_tree.unflatten(outs)

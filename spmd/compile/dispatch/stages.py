@@ -71,6 +71,9 @@ class Stage:
     __slots__ = ()
     traced: Any
 
+    def _short(self) -> str:
+        return f"<{type(self).__name__} {self.traced.fun_name}>"
+
     @property
     def in_tree(self) -> TreeDef:
         """The structure of the arguments: positional ones, and those by name."""
@@ -97,6 +100,8 @@ class Stage:
 @record
 class Traced(Stage):
     """A traced call: its jaxpr and the structures of its arguments and results."""
+
+    __repr__ = Stage._short
 
     jaxpr: ClosedJaxpr
     given: TreeDef
@@ -166,6 +171,8 @@ def _check_call(what: str, traced: Traced, args: Any, kwargs: Any) -> list[Any]:
 @record
 class Lowered(Stage):
     """A call after the compiler's passes, and their effects."""
+
+    __repr__ = Stage._short
 
     traced: Traced
     optimised: ClosedJaxpr
@@ -267,6 +274,8 @@ def _layouts_of(leaves: list[Any]) -> Layouts | None:
 @record
 class Compiled(Stage):
     """A compiled call: accepts arguments of exactly the structure, shapes and dtypes given."""
+
+    __repr__ = Stage._short
 
     traced: Traced
     executable: Executable | MeshProgram
