@@ -59,8 +59,10 @@ def _offsets(names: Sequence[Any], sizes: dict[Any, int], strides: dict[Any, int
     return out
 
 
-def normal_groups(what: str, axes: Sequence[Any], groups: Any) -> Groups | None:
-    """`axis_index_groups` as tuples; they must divide the axis into parts of equal size."""
+def normal_groups(
+    what: str, axes: Sequence[Any], groups: Any, any_size: bool = False
+) -> Groups | None:
+    """`axis_index_groups` as tuples; they must divide the axis, and, unless `any_size`, evenly."""
     if groups is None:
         return None
     out = tuple(tuple(int(k) for k in g) for g in groups)
@@ -71,7 +73,7 @@ def normal_groups(what: str, axes: Sequence[Any], groups: Any) -> Groups | None:
             f"{current_source()}: {what}: axis_index_groups={groups} must name each of the indices "
             f"0 to {n - 1} of the axis exactly once"
         )
-    if len({len(g) for g in out}) != 1:
+    if not any_size and len({len(g) for g in out}) != 1:
         raise ArgumentError(
             f"{current_source()}: {what}: axis_index_groups={groups} must all have the same size"
         )

@@ -11,6 +11,8 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.errors import DtypeError
 from spmd.base.source import current_source
+from spmd.collectives.all_gather import all_gather
+from spmd.collectives.axis import axis_index
 from spmd.collectives.groups import (
     NO_IMPL,
     NOT_PARTITIONED,
@@ -29,10 +31,12 @@ from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import vma_hooks
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Primitive, Refused, linear
+from spmd.core.structural import broadcast_in_dim
 from spmd.core.trace import Tracer, unchanged
 from spmd.lax.arithmetic import add, div, max, min, mul
-from spmd.lax.array import full_like
+from spmd.lax.array import full, full_like
 from spmd.lax.convert import convert_element_type
+from spmd.lax.dynamic import dynamic_index_in_dim
 from spmd.lax.logic import eq, select
 from spmd.lax.reduce import reduce_max, reduce_min, reduce_sum
 
@@ -44,13 +48,14 @@ def psum(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
 
     `x` is an array or a pytree of arrays. Per device, a leaf of shape `S` becomes `S`, equal on all
     devices of the axis; globally, `pmap` sees shape (n, *S) before and after. `axis_name` is a name
-    or a tuple of names. `axis_index_groups`, a list of lists of positions, sums inside each group.
+    or a tuple of names. `axis_index_groups`, a list of lists of positions, sums inside each group;
+    these may have different sizes.
     The dtype stays, but booleans are counted as int32; 16-bit floats are summed in float32 and
     rounded once. A Python number gives its product with the number of devices.
     **Every device must reach the call**, or the others wait.
 
-    Raises `AxisError` if the axis is not in scope, and `ArgumentError` if the groups do not divide
-    the axis into parts of equal size.
+    Raises `AxisError` if the axis is not in scope, and `ArgumentError` if the groups do not name
+    each position once.
 
     >>> spmd.pmap(lambda x: lax.psum(x, "i"), axis_name="i")(np.arange(4.0))
     Array([6., 6., 6., 6.], dtype=float32)
@@ -60,14 +65,19 @@ def psum(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
     Array([1., 1., 5., 5.], dtype=float32)
     """
     axes = names_of(axis_name)
-    groups = normal_groups("psum", axes, axis_index_groups)
+    groups = normal_groups("psum", axes, axis_index_groups, any_size=True)
+    is_even = _have_one_size(groups)
 
     def one(leaf: Any) -> Any:
         aval = typeof(leaf)
         if dtypes.is_bool(aval.dtype):
             leaf = convert_element_type(leaf, np.int32)
         if not isinstance(leaf, Tracer):
+            if not is_even:
+                return mul(leaf, convert_element_type(_own_size(axes, groups), typeof(leaf).dtype))
             return _constant_sum(leaf, group_size(axes, groups))
+        if not is_even:
+            return _in_any_groups(reduce_sum, 0, leaf, axes, groups)
         return psum_p.bind(make_varying(leaf, axes), axes=axes, groups=groups)
 
     return map_leaves(one, x)
@@ -92,7 +102,8 @@ def pmean(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
     Array([1.5, 1.5, 1.5, 1.5], dtype=float32)
     """
     axes = names_of(axis_name)
-    n = group_size(axes, normal_groups("pmean", axes, axis_index_groups))
+    groups = normal_groups("pmean", axes, axis_index_groups, any_size=True)
+    n = group_size(axes, groups) if _have_one_size(groups) else _own_size(axes, groups)
 
     def one(leaf: Any) -> Any:
         total = psum(leaf, axis_name, axis_index_groups=axis_index_groups)
@@ -100,7 +111,8 @@ def pmean(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
             # As weak as the number: it takes the dtype of other operands.
             return convert_element_type(total / n, dtypes.to_inexact(typeof(total).dtype), True)
         dtype = dtypes.to_inexact(typeof(total).dtype)
-        return div(convert_element_type(total, dtype), np.asarray(n, dtype)[()])
+        count = np.asarray(n, dtype)[()] if isinstance(n, int) else convert_element_type(n, dtype)
+        return div(convert_element_type(total, dtype), count)
 
     return map_leaves(one, x)
 
@@ -135,16 +147,53 @@ def pmin(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
 
 def _extreme(name: str, prim: Primitive, x: Any, axis_name: Any, index_groups: Any) -> Any:
     axes = names_of(axis_name)
-    groups = normal_groups(name, axes, index_groups)
+    groups = normal_groups(name, axes, index_groups, any_size=True)
+    is_even = _have_one_size(groups)
+    reduce = reduce_max if prim is pmax_p else reduce_min
+    last = dtypes.min_value if prim is pmax_p else dtypes.max_value
 
     def one(leaf: Any) -> Any:
         if dtypes.is_complex(typeof(leaf).dtype):
             raise DtypeError(f"{current_source()}: {name}: complex numbers have no order")
         if not isinstance(leaf, Tracer):
             return convert_element_type(unchanged(leaf), typeof(leaf).dtype)
+        if not is_even:
+            return _in_any_groups(reduce, last(typeof(leaf).dtype)[()], leaf, axes, groups)
         return prim.bind(make_varying(leaf, axes), axes=axes, groups=groups)
 
     return map_leaves(one, x)
+
+
+# ---- groups of different sizes -----------------------------------------------------------------
+
+
+def _have_one_size(groups: Groups | None) -> bool:
+    return groups is None or len({len(group) for group in groups}) == 1
+
+
+def _own(table: np.ndarray, axes: Sequence[Any]) -> Any:
+    """This device's row of a table that all have."""
+    return dynamic_index_in_dim(unchanged(table), axis_index(tuple(axes)), 0, keepdims=False)
+
+
+def _own_size(axes: Sequence[Any], groups: Any) -> Any:
+    """The size of this device's group."""
+    sizes = {k: len(group) for group in groups for k in group}
+    return _own(np.array([sizes[k] for k in range(len(sizes))], np.int32), axes)
+
+
+def _in_any_groups(
+    reduce: Callable[[Any, Any], Any], neutral: Any, x: Any, axes: Sequence[Any], groups: Any
+) -> Any:
+    """What a device makes of the values of its group, of those of all devices."""
+    n = sum(map(len, groups))
+    table = np.zeros((n, n), bool)
+    for group in groups:
+        table[np.ix_(group, group)] = True
+    rows = all_gather(x, tuple(axes))
+    shape = typeof(rows).shape
+    members = broadcast_in_dim(_own(table, axes), shape, (0,))
+    return reduce(select(members, rows, full(shape, neutral, typeof(rows).dtype)), (0,))
 
 
 # ---- rules -------------------------------------------------------------------------------------

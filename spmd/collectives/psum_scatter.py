@@ -12,6 +12,7 @@ from spmd.base.errors import ShapeError
 from spmd.base.source import current_source
 from spmd.base.util import canonical_dim
 from spmd.collectives.all_gather import all_gather_p, transposes
+from spmd.collectives.axis import unvary
 from spmd.collectives.groups import (
     NO_IMPL,
     NOT_PARTITIONED,
@@ -135,7 +136,10 @@ def _batch(
 
 
 def _transpose(ct: Any, x: Any, *, axes: Any, **params: Any) -> Any:
-    return [all_gather_p.bind(make_varying(ct, axes), axes=axes, **params)]
+    whole = all_gather_p.bind(make_varying(ct, axes), axes=axes, **params)
+    # Of a sum whose terms the type speaks of it is the cotangent, which is equal on all devices.
+    terms = x.aval.manual_sets()[0] if params["groups"] is None else frozenset()
+    return [unvary(whole, tuple(a for a in axes if a in terms))]
 
 
 reduce_scatter_p = Primitive(

@@ -13,6 +13,7 @@ from typing import Any
 from spmd.base import dtypes
 from spmd.collectives.axis import pvary_p
 from spmd.collectives.psum import psum_p
+from spmd.collectives.psum_scatter import reduce_scatter_p
 from spmd.core.aval import ShapedArray
 from spmd.core.primitive import Primitive
 from spmd.core.structural import (
@@ -94,7 +95,7 @@ def sets_of_results(
     prim: Primitive, avals: Avals, params: dict[str, Any], error: MakeError
 ) -> dict[str, Axes]:
     """The `unreduced` and `reduced` axes of all results of an equation."""
-    if prim is psum_p or prim is pvary_p:
+    if prim is psum_p or prim is pvary_p or prim is reduce_scatter_p:
         spec, axes = _spec(avals[0]), frozenset(params["axes"])
         return {"unreduced": spec.unreduced - axes, "reduced": spec.reduced - axes}
     unreduced = _unreduced(prim, avals, error)

@@ -156,3 +156,52 @@ def test_jax_means_the_same(case: Case):
         x = case.example(N, dtype)
         expected = mapper(body_of(case, N, jax.lax), axis_name="i")(x)
         assert_close(spmd.pmap(body_of(case, N), axis_name="i")(x), expected, dtype)
+
+
+UNEQUAL = [[2], [0, 3, 1]]
+REDUCTIONS: dict[str, Any] = {
+    "psum": np.sum,
+    "pmean": np.mean,
+    "pmax": np.max,
+    "pmin": np.min,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16"])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_groups_of_different_sizes(name: str, dtype: str):
+    x = np.random.default_rng(0).integers(-9, 9, (N, 3)).astype(spmd.numpy.dtype(dtype))
+    f = functools.partial(getattr(lax, name), axis_name="i", axis_index_groups=UNEQUAL)
+    want = np.zeros((N, 3))
+    for group in UNEQUAL:
+        want[group] = REDUCTIONS[name](x[group].astype(np.float64), axis=0)
+    mesh, rows = spmd.make_mesh((N,), ("i",)), P("i")
+    mapped = [
+        spmd.vmap(f, axis_name="i"),
+        spmd.pmap(f, axis_name="i"),
+        spmd.jit(spmd.shard_map(f, mesh=mesh, in_specs=rows, out_specs=rows)),
+        spmd.shard_map(f, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False),
+    ]
+    for g in mapped:
+        np.testing.assert_allclose(np.asarray(g(x), np.float64), want, 1e-2)
+    with spmd.disable_jit():
+        np.testing.assert_allclose(np.asarray(mapped[1](x), np.float64), want, 1e-2)
+
+
+def test_derivatives_and_numbers_of_groups_of_different_sizes():
+    x = np.arange(1.0, N + 1, dtype=np.float32)
+
+    def f(x: Any) -> Any:
+        return lax.psum(x, "i", axis_index_groups=UNEQUAL) ** 2
+
+    sums = np.zeros((N, N), np.float32)
+    for group in UNEQUAL:
+        sums[np.ix_(group, group)] = 1
+    want = spmd.grad(lambda x: ((sums @ x) ** 2).sum())(x)
+    for wrap in (spmd.pmap, spmd.vmap):
+        slope = spmd.grad(lambda x, wrap=wrap: wrap(f, axis_name="i")(x).sum())(x)
+        np.testing.assert_allclose(slope, want, 1e-5)
+    count = spmd.pmap(lambda x: x * lax.psum(1, "i", axis_index_groups=UNEQUAL), axis_name="i")
+    np.testing.assert_array_equal(count(x), x * [3, 3, 1, 3])
+    with pytest.raises(spmd.errors.ArgumentError, match="must all have the same size"):
+        spmd.pmap(lambda x: lax.all_gather(x, "i", axis_index_groups=UNEQUAL), axis_name="i")(x)

@@ -339,3 +339,30 @@ def test_maps_along_the_explicit_axis_only(mixed: tuple[Any, Any]):
         lambda c: lax.psum(2 * c, "x"), in_specs=terms, out_specs=P(), axis_names={"x"}
     )
     np.testing.assert_allclose(spmd.jit(lambda a, b: total(f(a, b)))(a, b), 2 * whole, 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_psum_scatter_makes_a_sum_whose_terms_a_type_speaks_of(dim: int):
+    mesh = spmd.make_mesh((2, 2), ("x", "y"))
+    value = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    weights = np.arange(32, dtype=np.float32).reshape(8, 4)
+    spec = spmd.P("x") if dim == 0 else spmd.P(None, "x")
+
+    def body(terms: Any) -> Any:
+        return lax.psum_scatter(terms, "x", scatter_dimension=dim, tiled=True)
+
+    with spmd.set_mesh(mesh):
+        a = spmd.device_put(value.T, spmd.P(None, "x"))
+        b = spmd.device_put(value @ value.T @ weights, spmd.P("x", None))
+        scatter = spmd.shard_map(body, in_specs=spmd.P(unreduced={"x"}), out_specs=spec)
+
+        def f(a: Any, b: Any) -> Any:
+            return scatter(spmd.numpy.matmul(a, b, out_sharding=spmd.P(unreduced={"x"})))
+
+        want = np.asarray(a) @ np.asarray(b)
+        for g in (f, spmd.jit(f)):
+            np.testing.assert_allclose(g(a, b), want, 1e-4)
+        assert [c.kind for c in spmd.debug.collectives(f)(a, b)] == ["reduce_scatter"]
+        slopes = spmd.jit(spmd.grad(lambda a, b: (f(a, b) ** 2).sum(), (0, 1)))(a, b)
+        np.testing.assert_allclose(slopes[0], 2 * want @ np.asarray(b).T, 1e-4)
+        np.testing.assert_allclose(slopes[1], 2 * np.asarray(a).T @ want, 1e-4)
