@@ -185,7 +185,7 @@ def _own_size(axes: Sequence[Any], groups: Any) -> Any:
 def _in_any_groups(
     reduce: Callable[[Any, Any], Any], neutral: Any, x: Any, axes: Sequence[Any], groups: Any
 ) -> Any:
-    """What a device makes of the values of its group, of those of all devices."""
+    """The reduction of the values of a device's group, among those of all devices."""
     n = sum(map(len, groups))
     table = np.zeros((n, n), bool)
     for group in groups:

@@ -106,7 +106,7 @@ _MAY_ORDER = frozenset((sharding_constraint_p.name, reshard_p.name))
 
 
 def _said_of(atom: Atom, jaxpr: Jaxpr) -> NamedSharding | None:
-    """What the constraint says that makes a result, if one does."""
+    """The sharding that a constraint names, of a result that one makes."""
     while isinstance(atom, Var):
         eqn = next((e for e in jaxpr.eqns if atom in e.outvars), None)
         if eqn is None:
@@ -126,7 +126,7 @@ def _stack_of(aval: ShapedArray, sharding: NamedSharding) -> ShapedArray:
 
 
 def _rectangles(sharding: NamedSharding, shape: Sequence[int], mesh: Mesh) -> list[Rectangle]:
-    """What each device of a mesh holds, in the order of the mesh."""
+    """The rectangle that each device of a mesh holds, in the order of the mesh."""
     found = sharding.devices_indices_map(tuple(shape))
     return [
         tuple(s.indices(size)[:2] for s, size in zip(found[d], shape, strict=True))
