@@ -86,7 +86,7 @@ with _importing():
         process_index,
     )
     from spmd.base.dtypes import float0
-    from spmd.compile.cpu import platform as _cpu
+    from spmd.compile import platforms as _platforms
     from spmd.compile.dispatch import eager as _dispatch
     from spmd.core.aval import typeof
     from spmd.core.custom import custom_jvp

@@ -45,7 +45,7 @@ FLOORS = (
     "compile.native.runtime",
     "compile.native.cpython",
     "compile.native",
-    "compile.cpu.math compile.cpu.platform",
+    "compile.cpu.math",
     "compile.cpu.codegen",
     "compile.cpu.matmul compile.cpu.sort",
     "compile.cpu.assemble",

@@ -173,9 +173,27 @@ def register_platform(platform: Platform) -> None:
     platforms[platform.name] = platform
 
 
+class _Gpus:
+    """Whether this process has asked for GPUs: if not, no program looks for its device."""
+
+    def __init__(self) -> None:
+        self.in_use = False
+
+    def ask(self, platform: str) -> None:
+        """Take note of the name of a platform that is asked for."""
+        self.in_use = self.in_use or platform != "cpu"
+
+
+gpus = _Gpus()
+gpus.ask(config.platform)
+config.on_update("platform", gpus.ask)
+
+
 def _platform(backend: str | None) -> Platform:
     name = backend or config.platform
+    name = "cuda" if name == "gpu" else name
     found = platforms.get(name)
+    gpus.ask(name)
     if found is None:
         known = ", ".join(sorted(platforms)) or "none"
         raise DeviceError(

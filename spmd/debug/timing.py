@@ -9,7 +9,6 @@ a reading costs some 30 ns.
 from __future__ import annotations
 
 import copy
-import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -230,7 +229,6 @@ def watched_twin(program: Program) -> tuple[Executable | MeshProgram, _Watched, 
     records = [np.zeros(builder.nbytes // 8, np.int64) for _ in range(program.devices)]
     twin = copy.copy(program.core)
     twin.native = build_program(builder.program(program.devices))
-    twin.pack_frames = struct.Struct(f"{twin.native.frame_words}q").pack
     pairs = zip(twin.const_pointers, records, strict=True)
     twin.const_pointers = [[*each, r.__array_interface__["data"][0]] for each, r in pairs]
     if not isinstance(program.executable, MeshProgram):

@@ -28,7 +28,7 @@ from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.ir import Jaxpr
 from spmd.core.rewrite import dce
 from spmd.core.trace import in_place_message, set_array_of
-from spmd.sharding.future import Future
+from spmd.sharding.future import DeviceMemory, Future
 from spmd.sharding.named import (
     Format,
     Index,
@@ -222,7 +222,9 @@ class Array(ArrayMethods):
                     self._check_alive()
                 if type(self.owner) is Future:
                     self.settle()
-                self._numpy = _view(self.ptr, self.aval, self.owner)
+                owner = self.owner
+                is_far = isinstance(owner, DeviceMemory)
+                self._numpy = owner.read(self.aval) if is_far else _view(self.ptr, self.aval, owner)
             else:
                 self._numpy = self._assembled()
         return self._numpy
@@ -336,7 +338,7 @@ class Array(ArrayMethods):
                 ".addressable_shards[k].data.unsafe_buffer_pointer()"
             )
         self.settle()
-        return self.ptr
+        return self.owner.address if isinstance(self.owner, DeviceMemory) else self.ptr
 
     def __reduce__(self) -> Any:
         return _unpickle, (np.array(self._value), self.aval)
@@ -360,6 +362,8 @@ class Array(ArrayMethods):
         for shard in self.shards or (self,):
             if type(shard.owner) is Future:
                 shard.settle()
+            elif isinstance(shard.owner, DeviceMemory):
+                shard.owner.wait()
         return self
 
     def copy_to_host_async(self) -> None:
@@ -368,8 +372,13 @@ class Array(ArrayMethods):
 
     def is_ready(self) -> bool:
         """Whether the program that computes the array has ended."""
-        shards = self.shards or (self,)
-        return all(type(p.owner) is not Future or p.owner.work.is_done() for p in shards)
+        owners = [shard.owner for shard in self.shards or (self,)]
+        works = [owner.work if type(owner) is Future else owner for owner in owners]
+        return all(
+            work.is_done()
+            for work, owner in zip(works, owners, strict=True)
+            if type(owner) is Future or isinstance(owner, DeviceMemory)
+        )
 
     def delete(self) -> None:
         """Free the memory now; using the array afterwards is an error."""

@@ -1,13 +1,17 @@
-"""The owner of an array whose values are still being computed.
+"""The owners of arrays whose values are still being computed, or lie in a device's memory.
 
-The one idea: its address is 0. Fast readers of arrays (generated closures, native code) take
-an address of 0 for an array that does not fit, and use the general path, which waits.
+The one idea: the address of such an array is 0. Fast readers of arrays (generated closures, native
+code) take an address of 0 for an array that does not fit, and use the general path, which waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
+
+import numpy as np
+
+from spmd.core.aval import ShapedArray
 
 
 class Work(Protocol):
@@ -31,6 +35,26 @@ class Future:
         self.work = work
         self.block = block
         self.address = address
+
+
+class DeviceMemory:
+    """The owner of an array whose values lie in a device's memory, which the host cannot read."""
+
+    __slots__ = ("__weakref__", "address")
+
+    address: int
+
+    def read(self, aval: ShapedArray) -> np.ndarray:
+        """A copy of the values for the host, when the work before it has ended."""
+        raise NotImplementedError
+
+    def is_done(self) -> bool:
+        """Whether the work that makes the values has ended."""
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Return when that work has ended; raise its error."""
+        raise NotImplementedError
 
 
 class _Asked:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from spmd.base.context import state
+from spmd.base.device import Device, default_device, gpus
 from spmd.base.errors import DeviceError, ShardingError
 from spmd.base.source import current_source
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array, from_shards, replicated
-from spmd.sharding.named import NamedSharding
+from spmd.sharding.named import NamedSharding, SingleDeviceSharding
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 Layouts = tuple[NamedSharding | None, ...]
@@ -31,6 +32,21 @@ def layouts_of(leaves: Sequence[Any]) -> Layouts | None:
     found = [x.sharding if type(x) is Array and x.shards is not None else None for x in leaves]
     named = tuple([s if isinstance(s, NamedSharding) else None for s in found])
     return named if any(named) else None
+
+
+def device_of(operands: Sequence[Any]) -> Device | None:
+    """The device that is no CPU on which a program of one device runs; None if there is none.
+
+    That is the one which an operand is committed to, else the default device.
+    """
+    if not gpus.in_use:
+        return None
+    for x in operands:
+        if type(x) is Array and type(x._sharding) is SingleDeviceSharding:
+            device = x._sharding.device
+            return None if device.platform == "cpu" else device
+    device = default_device()
+    return None if device.platform == "cpu" else device
 
 
 def strays(leaves: Sequence[Any]) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.context import busy, state
-from spmd.base.device import process_index
+from spmd.base.device import Device, gpus, process_index
 from spmd.base.errors import DeviceError, ShardingError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten
@@ -50,7 +50,13 @@ from spmd.sharding.array import Array, alias, from_numpy, from_shards, shard_val
 from spmd.sharding.call_cache import hook
 from spmd.sharding.explicit_layouts import reshard_p
 from spmd.sharding.named import NamedSharding, meshes_of_types
-from spmd.sharding.operand_layouts import Layouts, check_in_scope, in_scope_mesh, layouts_of
+from spmd.sharding.operand_layouts import (
+    Layouts,
+    check_in_scope,
+    device_of,
+    in_scope_mesh,
+    layouts_of,
+)
 from spmd.sharding.shard_map_rules import shard_map_p
 from spmd.sharding.spec import Mesh
 
@@ -164,6 +170,10 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
                 device = x._sharding
         else:
             avals.append(typeof(x))
+    gpu = device_of(operands) if gpus.in_use else None
+    if gpu is not None and prim.name not in NEVER_COMPILED and not prim.effects(params):
+        outs = _on_gpu(prim, avals, operands, params, gpu)
+        return outs if prim.multiple else outs[0]
     key = (prim, *avals, *params.items())
     known = _signatures.get(key)
     if known is None:
@@ -206,6 +216,27 @@ def _in_scope(mesh: Mesh, prim: Primitive, operands: Sequence[Any], params: dict
     if lays_out:
         return outs
     return in_scope_mesh(mesh, outs) if prim.multiple else in_scope_mesh(mesh, [outs])[0]
+
+
+# Programs of one operation on a device that is no CPU.
+_on_gpus: dict[Any, Executable | MeshProgram] = {}
+
+
+def _on_gpu(
+    prim: Primitive,
+    avals: Sequence[ShapedArray],
+    operands: Sequence[Any],
+    params: dict[str, Any],
+    device: Device,
+) -> list[Any]:
+    """Apply a primitive by a program of its own: there is no other code for the device."""
+    key = (prim, *avals, *params.items(), device)
+    program = _on_gpus.get(key)
+    if program is None:
+        expected = result_avals(prim, [a.strip_sharding() for a in avals], params)
+        closed = _jaxpr_of_one(prim, avals, expected, params)
+        program = _on_gpus[key] = select.compile_program(closed, device=device)
+    return program(operands)
 
 
 def _guard_transfers(prim: Primitive, operands: Sequence[Any]) -> None:
@@ -258,10 +289,11 @@ def _auto_alias(x: Any, now: NamedSharding, axes: tuple[Any, ...] | None) -> Arr
 def run_closed(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Run a closed jaxpr compiled, remembering the executable with the jaxpr."""
     known = _calls.setdefault(closed, {})
-    layouts = layouts_of(operands)
-    executable = known.get(layouts)
+    layouts, device = layouts_of(operands), device_of(operands)
+    executable = known.get((layouts, device))
     if executable is None:
-        executable = known[layouts] = select.compile_program(closed, layouts=layouts)
+        made = select.compile_program(closed, layouts=layouts, device=device)
+        executable = known[layouts, device] = made
     return executable(operands)
 
 
@@ -271,12 +303,12 @@ def run_loop(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
     known = _loops.setdefault(params[body], {})
     avals = [typeof(x) for x in operands]
     rest = tuple(sorted((k, v) for k, v in params.items() if type(v) is not ClosedJaxpr))
-    key = (*avals, rest, layouts_of(operands))
+    key = (*avals, rest, device_of(operands), layouts_of(operands))
     executable = known.get(key)
     if executable is None:
         expected = result_avals(prim, avals, params)
         closed = _jaxpr_of_one(prim, avals, expected, params)
-        executable = known[key] = select.compile_program(closed, layouts=key[-1])
+        executable = known[key] = select.compile_program(closed, layouts=key[-1], device=key[-2])
     return executable(operands)
 
 

@@ -74,7 +74,7 @@ def written(
     writer: Callable[..., Writer], native: NativeProgram, queued: bool
 ) -> Callable[..., Any] | None:
     """The closure that a writer makes; for a long program, that of the queue beside it."""
-    if object_layout() is None:
+    if object_layout() is None or not native.has_entry_points:
         return None  # this Python's objects are not known, so an entry point cannot read them
     try:
         match = writer().function()

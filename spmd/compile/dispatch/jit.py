@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from spmd.base.background import is_ending
 from spmd.base.config import config
 from spmd.base.context import busy, state
-from spmd.base.device import devices
+from spmd.base.device import Device, devices
 from spmd.base.errors import ArgumentError, DeviceError, RefError, ShardingError
 from spmd.base.record import field, record
 from spmd.base.source import current_source
@@ -53,7 +53,13 @@ from spmd.sharding.constraint import (
     shardings_of_leaves,
 )
 from spmd.sharding.named import Sharding, SingleDeviceSharding
-from spmd.sharding.operand_layouts import call_in_scope, layouts_of, stays_in_scope, strays
+from spmd.sharding.operand_layouts import (
+    call_in_scope,
+    device_of,
+    layouts_of,
+    stays_in_scope,
+    strays,
+)
 from spmd.sharding.pmap import set_stages
 from spmd.sharding.spec import current_mesh, scope
 from spmd.transport.flight_recorder import COMPILING, FLIGHT, TRACING
@@ -73,7 +79,8 @@ class Entry:
     donated: tuple[bool, ...]
     # By result, what `out_shardings` says of it.
     out_shardings: tuple[Sharding | None, ...]
-    # For each layout of the arguments; None stands for arguments that are over no mesh.
+    # For each layout of the arguments, None for arguments that are over no mesh, and each device
+    # that is no CPU.
     executables: dict[Any, Executable | MeshProgram] = field(default_factory=dict)
     reads_mesh: bool = False  # a constraint in it is a spec over the mesh in scope
     # Which arguments it needs, and the same without the others, once somebody has asked.
@@ -238,12 +245,12 @@ class JitFunction:
             out = self._call_without_unused(entry, split, args, kwargs)
             if out is not MISS:
                 return out
-        layouts = layouts_of(split.leaves)
-        executable = None if entry is None else entry.executables.get(layouts)
+        layouts, device = place = layouts_of(split.leaves), device_of(split.leaves)
+        executable = None if entry is None else entry.executables.get(place)
         if entry is None or executable is None:
             with collector_paused():  # for all that is made now at once
                 entry = entry or self._new_entry(key, split, avals, args, kwargs)
-                executable = self._compile(entry, layouts)
+                executable = self._compile(entry, layouts, device)
         if config.debug_key_reuse:
             use_inputs(entry.closed, split.leaves, self._signature.what)
         if True in entry.donated:
@@ -278,8 +285,8 @@ class JitFunction:
             return MISS
         entry, needed = entry.without_unused(), entry.needed
         leaves = list(compress(split.leaves, needed))
-        layouts = layouts_of(leaves)
-        executable = entry.executables.get(layouts) or self._compile(entry, layouts)
+        place = layouts_of(leaves), device_of(leaves)
+        executable = entry.executables.get(place) or self._compile(entry, *place)
 
         def names() -> list[str]:
             return list(compress(self._signature.leaf_names(args, kwargs), needed))
@@ -312,19 +319,25 @@ class JitFunction:
         split, avals = self._read(args, {})
         key = self._key(split, avals)
         entry = self._entries.get(key) or self._new_entry(key, split, avals, args, {})
-        layouts = layouts_of(split.leaves)
-        executable = entry.executables.get(layouts) or self._compile(entry, layouts)
+        place = layouts_of(split.leaves), device_of(split.leaves)
+        executable = entry.executables.get(place) or self._compile(entry, *place)
         return _specialised(executable, split, entry.out_tree, direct=True)
 
-    def _compile(self, entry: Entry, layouts: Any) -> Executable | MeshProgram:
+    def _compile(
+        self, entry: Entry, layouts: Any, device: Device | None
+    ) -> Executable | MeshProgram:
         started = time.perf_counter()
         with FLIGHT.phase(COMPILING, "compile", self._signature.name):
             made = select.compile_program(
-                entry.closed, entry.donated, layouts=layouts, wanted=entry.out_shardings
+                entry.closed,
+                entry.donated,
+                layouts=layouts,
+                wanted=entry.out_shardings,
+                device=device,
             )
         if made.is_map and layouts is not None:
             made.core.agree_in_any_case()
-        entry.executables[layouts] = made
+        entry.executables[layouts, device] = made
         if config.log_compiles:
             print(
                 f"spmd: compiled {self._signature.name}, {len(entry.closed.eqns)} equations, in "

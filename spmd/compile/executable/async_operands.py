@@ -20,7 +20,7 @@ from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory
-from spmd.sharding.future import Future
+from spmd.sharding.future import DeviceMemory, Future
 
 # References that an object has while `take_queued` looks at it: the slot that holds it, the local
 # variable and getrefcount's argument.
@@ -77,7 +77,7 @@ class Operands:
 
         `may_change`: a NumPy array is the caller's, and is copied.
         """
-        if type(x) is not Array or x.shards is not None:
+        if type(x) is not Array or x.shards is not None or isinstance(x.owner, DeviceMemory):
             value = np.ascontiguousarray(to_numpy(x)).reshape(aval.shape)
             value = value.copy() if may_change and type(x) is not Array else value
             self.kept[id(value)] = value

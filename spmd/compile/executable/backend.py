@@ -15,11 +15,14 @@ import numpy as np
 from spmd.base.device import Device
 from spmd.base.record import record
 from spmd.compile.executable.async_operands import deleted
-from spmd.compile.lazy import cpu_assemble
+from spmd.compile.lazy import cpu_assemble, cuda_backend
+from spmd.compile.native.llvm.compiler import available_cores
 from spmd.compile.native.runtime.allocator import alloc
+from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory
+from spmd.sharding.future import DeviceMemory
 from spmd.sharding.named import SingleDeviceSharding
 
 
@@ -27,12 +30,12 @@ from spmd.sharding.named import SingleDeviceSharding
 class Backend:
     """A platform's part in making programs and in calling them.
 
-    Memory is an object with an `address`, which frees it with its last reference.
+    Memory is an object with an `address`, which is freed with its last reference.
     """
 
     platform: str
-    # The module that turns a schedule into a native program: its `CalleeCompiler`, `assemble` and
-    # `prefers_packed`. It is imported by the first program that is not on the disk.
+    # The module that turns a schedule into a native program: its `CalleeCompiler`, `legalise` and
+    # `assemble`. It is imported by the first program that is not on the disk.
     assembler: Any
     # Memory of so many bytes on a device; None is the default device.
     alloc: Callable[[int, Device | None], Any]
@@ -41,11 +44,13 @@ class Backend:
     address: Callable[[Any], int]
     # The array over memory that a program has written.
     result: Callable[[Any, ShapedArray, SingleDeviceSharding | None], Array]
-    # Words of a frame behind the constants, for a device and a native program.
-    extras: Callable[[Any, Device | None], Sequence[int]]
-    # Whether calls may wait in the host's queue, and whether programs are stored on the disk.
-    queues: bool = True
+    # Runs a native program over the frames of its devices, which are lists of words.
+    run: Callable[[NativeProgram, Sequence[list[int]], Sequence[Device | None]], None]
+    # The threads that a program of one device may use.
+    threads: Callable[[], int]
+    # Whether programs are stored on the disk, and devices of a process read each other's memory.
     stores: bool = True
+    shares_work: bool = True
 
 
 # ---- the CPU's ---------------------------------------------------------------------------------
@@ -61,7 +66,7 @@ def readable(x: Any, aval: ShapedArray, device: Device | None = None) -> Any:
         if x.owner is None:
             raise deleted(x)
         x.settle()
-        return x
+        return x._value if isinstance(x.owner, DeviceMemory) else x
     return np.ascontiguousarray(to_numpy(x)).reshape(aval.shape)
 
 
@@ -79,8 +84,20 @@ def _result(block: Any, aval: ShapedArray, home: SingleDeviceSharding | None) ->
     return from_memory(block.address, block, aval, home)
 
 
-def _no_extras(native: Any, device: Device | None) -> Sequence[int]:
-    return ()
+def _run(
+    native: NativeProgram, frames: Sequence[list[int]], devices: Sequence[Device | None]
+) -> None:
+    native.run_frames(frames)
 
 
-CPU = Backend("cpu", cpu_assemble, _alloc, readable, pointer, _result, _no_extras)
+CPU = Backend("cpu", cpu_assemble, _alloc, readable, pointer, _result, _run, available_cores)
+
+
+# ---- others ------------------------------------------------------------------------------------
+
+
+def backend_of(device: Device | None) -> Backend:
+    """The backend for programs on a device; None is the default device of a host without GPUs."""
+    if device is None or device.platform == "cpu":
+        return CPU
+    return cuda_backend.BACKEND

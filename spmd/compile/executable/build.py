@@ -34,7 +34,6 @@ from spmd.compile.schedule.overlap_collectives import (
     overlap_exchanges,
     summary,
 )
-from spmd.compile.schedule.prepack_operands import prepack
 from spmd.compile.schedule.share_work import share_work
 from spmd.core.ir import ClosedJaxpr
 
@@ -64,8 +63,8 @@ def make_schedule(
         # Before anything looks at this machine: all ranks must come to the same order.
         least_seconds = 0.0 if config.overlap == "always" else LEAST_OVERLAP_SECONDS
         steps = overlap_exchanges(steps, least_seconds)
-    steps = prepack(steps, backend.assembler.prefers_packed)
-    if topology is not None and varies is not None:
+    steps = backend.assembler.legalise(steps)
+    if topology is not None and varies is not None and backend.shares_work:
         steps = share_work(steps, topology, varies)
     return steps
 

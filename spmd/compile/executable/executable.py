@@ -9,14 +9,11 @@ has read it before that result is written and no other object holds it.
 from __future__ import annotations
 
 import itertools
-import struct
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from spmd.base.device import Device, default_device
 from spmd.base.errors import DeviceError
@@ -28,10 +25,9 @@ from spmd.compile.executable.async_operands import (
     same_memory,
     take_queued,
 )
-from spmd.compile.executable.backend import CPU, Backend, constant
+from spmd.compile.executable.backend import CPU, Backend, backend_of, constant
 from spmd.compile.fingerprint import fingerprint
 from spmd.compile.lazy import build, pipeline
-from spmd.compile.native.llvm.compiler import available_cores
 from spmd.compile.native.program.encoded import StepsById
 from spmd.compile.native.program.stored import (
     StoredProgram,
@@ -84,9 +80,10 @@ class Executable:
         closed: ClosedJaxpr,
         optimise: Callable[[ClosedJaxpr], ClosedJaxpr],
         donated: Sequence[bool] = (),
-        backend: Backend = CPU,
+        device: Device | None = None,
     ):
-        self.backend = backend
+        if device is not None:
+            self.devices, self.backend = (device,), backend_of(device)
         self.names = closed.jaxpr.arg_names
         self.in_avals = tuple(closed.in_avals)
         self.out_avals = tuple([a.update(vma=NO_AXES) if a.vma else a for a in closed.out_avals])
@@ -106,21 +103,18 @@ class Executable:
         """Note the facts for every call, when the native program and the constants are there."""
         self.native.name = name
         # Of each device.
-        address, extras = self.backend.address, self.backend.extras
-        self.const_pointers = [
-            [*[address(c[d]) for c in self._consts], *extras(self.native, device)]
-            for d, device in enumerate(self.devices)
-        ]
+        address = self.backend.address
+        self.const_pointers = [[address(c[d]) for c in self._consts] for d in range(self.count)]
         self.outputs = [a for a, r in zip(self.out_avals, self.results, strict=True) if r is None]
         pairs = zip(self.outputs, self.frames.outputs, strict=True)
         self.result_bytes = sum(a.nbytes * len(set(homes)) for a, homes in pairs)
-        self._report = bytes(8 * (1 + self.count))
-        self.pack_frames = struct.Struct(f"{self.native.frame_words}q").pack
 
     # -- compiling --
 
     def _key(self, closed: ClosedJaxpr) -> str | None:
         """The name under which the program is stored; None if it is not."""
+        if not self.backend.stores:
+            return None
         return program_key(partial(fingerprint, closed), self.donated)
 
     @property
@@ -145,7 +139,7 @@ class Executable:
     def plan(self) -> Plan:
         """The memory plan of the buffers."""
         # Several devices are the parallel work of their program.
-        threads = available_cores() if self.count == 1 else 1
+        threads = self.backend.threads() if self.count == 1 else 1
         donated = self.donated if self.knows_donated else [True] * len(self.in_avals)
         return build.plan_program(self.schedule, donated, threads)
 
@@ -187,7 +181,8 @@ class Executable:
 
     def _on_each(self, value: Any, aval: ShapedArray) -> list[Any]:
         """A constant as an array of each device."""
-        return [constant(value, aval)] * self.count
+        made = constant(value, aval)
+        return [self.backend.operand(made, aval, device) for device in self.devices]
 
     @property
     def input_shardings(self) -> list[Any]:
@@ -253,11 +248,11 @@ class Executable:
         ]
         arenas = [backend.alloc(*pair) for pair in zip(self.frames.arenas, devices, strict=True)]
         blocks = self._blocks(given, takes, take)
-        words: list[int] = []
-        for d in range(self.count):
-            words += [arenas[d].address, *map(address, given[d]), *self._others(d, blocks, arenas)]
-        frames = bytearray(self.pack_frames(*words) + self._report)
-        self.native.run_address(np.frombuffer(frames, np.int64).__array_interface__["data"][0])
+        frames = [
+            [arenas[d].address, *map(address, given[d]), *self._others(d, blocks, arenas)]
+            for d in range(self.count)
+        ]
+        backend.run(self.native, frames, devices)
         return self._results(operands, blocks, None)
 
     def _enqueue(
@@ -334,17 +329,20 @@ class Executable:
 
 
 def compile_jaxpr(
-    closed: ClosedJaxpr, donated: Sequence[bool] = (), optimised: ClosedJaxpr | None = None
+    closed: ClosedJaxpr,
+    donated: Sequence[bool] = (),
+    optimised: ClosedJaxpr | None = None,
+    device: Device | None = None,
 ) -> Executable:
     """The executable of a closed jaxpr; `donated` says which inputs it may overwrite.
 
-    `optimised` is the result of the passes, if they have run.
+    `optimised` is the result of the passes, if they have run; `device` is that of `device_of`.
     """
 
     def optimise(closed: ClosedJaxpr) -> ClosedJaxpr:
         return pipeline.run_passes(closed) if optimised is None else optimised
 
-    return Executable(closed, optimise, donated)
+    return Executable(closed, optimise, donated, device)
 
 
 # ---- arguments ---------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from spmd.compile.executable.async_operands import (
     belongs_in_queue,
     deleted,
 )
-from spmd.compile.executable.backend import constant
+from spmd.compile.executable.backend import backend_of, constant
 from spmd.compile.executable.executable import Executable
 from spmd.compile.executable.mesh_nan_check import Whole, check_mesh_nans
 from spmd.compile.fingerprint import fingerprint
@@ -137,7 +137,7 @@ class MeshExecutable(Executable):
         if self.topology.is_spread:
             self.topology = replace(self.topology, overlaps=overlaps())
         self.devices = [devices[k] for k in self.topology.local]
-        self.count = len(self.devices)
+        self.count, self.backend = len(self.devices), backend_of(devices[0])
         # One object for equal specs, which is found to be whole or not once.
         known = {spec: NamedSharding(mesh, spec) for spec in (*in_specs, *out_specs)}
         self.in_shardings = [known[s] for s in in_specs]
@@ -178,7 +178,7 @@ class MeshExecutable(Executable):
 
     def _key(self, closed: ClosedJaxpr) -> str | None:
         """The name under which the program is stored; a nameless axis goes by its number."""
-        if self.topology.is_spread:
+        if self.topology.is_spread or not self.backend.stores:
             return None
         axes = enumerate(self.topology.sizes.items())
         sizes = tuple((axis if type(axis) is str else k, size) for k, (axis, size) in axes)
@@ -227,7 +227,9 @@ class MeshExecutable(Executable):
 
     def _on_each(self, value: Any, aval: ShapedArray) -> list[Any]:
         if isinstance(value, PerDevice):
-            return [constant(v, aval) for v in value.values]
+            made = [constant(v, aval) for v in value.values]
+            pairs = zip(made, self.devices, strict=True)
+            return [self.backend.operand(x, aval, device) for x, device in pairs]
         return super()._on_each(value, aval)
 
     # -- calling --

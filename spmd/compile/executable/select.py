@@ -15,6 +15,7 @@ from typing import Any
 
 from spmd.base.amounts import size_text
 from spmd.base.config import config
+from spmd.base.device import Device
 from spmd.base.errors import ShardingError
 from spmd.base.source import UNKNOWN, current_source
 from spmd.base.util import collector_paused
@@ -35,11 +36,13 @@ def compile_program(
     optimised: ClosedJaxpr | None = None,
     layouts: Layouts | None = None,
     wanted: Sequence[Sharding | None] = (),
+    device: Device | None = None,
 ) -> Executable | MeshProgram:
     """The executable of a closed jaxpr, over a mesh if one has to do with it.
 
     `optimised` is the result of the passes, if they have run; `layouts` are those of the arguments,
-    and `wanted` is what the user says of those of the results.
+    and `wanted` is what the user says of those of the results. `device` is that of `device_of`, for
+    a program of one device.
     """
     with collector_paused():
         names = closed.jaxpr.primitives
@@ -62,7 +65,7 @@ def compile_program(
             _check_no_partly_manual_map(closed)
         if layouts is not None and config.unasked_gathers != "allow":
             _tell_of_gathers(closed, layouts)
-        return compile_jaxpr(closed, donated, optimised)
+        return compile_jaxpr(closed, donated, optimised, device)
 
 
 def _tell_of_gathers(closed: ClosedJaxpr, layouts: Layouts) -> None:

@@ -57,9 +57,12 @@ class ProgramBuilder:
     def program(self, devices: int) -> Program:
         """The whole, for a number of devices in lockstep."""
         steps = tuple(self.steps(self.schedule.steps))
+        return Program(self.base_sizes(), steps, devices)
+
+    def base_sizes(self) -> tuple[int, ...]:
+        """The bytes of each base."""
         arena = self.plan.arena
-        sizes = [x.nbytes if isinstance(x, Buffer) else arena for x in self.named]
-        return Program((arena, *sizes), steps, devices)
+        return arena, *(x.nbytes if isinstance(x, Buffer) else arena for x in self.named)
 
     # -- places --
 

@@ -15,6 +15,8 @@ Dispatchers that count nanoseconds skip the buffer: see `spmd.compile.native.cpy
 from __future__ import annotations
 
 import ctypes
+import itertools
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -80,6 +82,9 @@ class NativeProgram:
     makes its steps, for a failed run to say which it was.
     """
 
+    # Whether native entry points may call it with the addresses of arrays of the host.
+    has_entry_points = True
+
     def __init__(
         self,
         encoded: Encoded,
@@ -130,6 +135,8 @@ class NativeProgram:
         self.frame_words = devices * encoded.bases
         # The report of a failed run follows the frames: the step, and a word per device.
         self.words_needed = self.frame_words + 1 + devices
+        self._pack = struct.Struct(f"{self.words_needed}q").pack
+        self._no_report = (0,) * (1 + devices)
 
     def new_frames(self) -> np.ndarray:
         """A zeroed buffer for the frames of one call: int64 words, device after device.
@@ -147,6 +154,12 @@ class NativeProgram:
                 f"needed are {self.words_needed} of int64, see new_frames"
             )
         self.run_address(_address(frames))
+
+    def run_frames(self, frames: Sequence[Sequence[int]]) -> None:
+        """Run the program over the frames of its devices, each a list of addresses."""
+        packed = self._pack(*itertools.chain.from_iterable(frames), *self._no_report)
+        words = np.frombuffer(bytearray(packed), np.int64)  # which lives as long as the run
+        self.run_address(_address(words))
 
     def run_address(self, frames: int) -> None:
         """Run the program over frames at an address; `words_needed` words must be there."""

@@ -1,0 +1,328 @@
+"""Assembly for CUDA: a schedule becomes a native program that launches kernels.
+
+The one idea: the executor runs launches as it runs kernels of the CPU, see `stream_steps_ir.py`.
+What the host itself reads or writes (predicates, operands of callbacks and of exchanges) is copied
+to staging memory and back, and the host waits for the stream first.
+
+Behind the bases that programs of all platforms have, a frame has two more: the device's record of
+the program, and its staging memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from spmd.compile.cuda import stream_steps_ir
+from spmd.compile.cuda.driver import CudaError, driver
+from spmd.compile.cuda.kernel import module_text, render, render_product
+from spmd.compile.cuda.launch import Function, Rendered
+from spmd.compile.cuda.legalise import legalise
+from spmd.compile.cuda.nvrtc import Compiled as Image
+from spmd.compile.cuda.nvrtc import compile_cubin
+from spmd.compile.kernel.dtypes import DTYPES
+from spmd.compile.kernel.ir import Kernel
+from spmd.compile.kernel.matmul import Product
+from spmd.compile.lower.steps import (
+    Branch,
+    Compiled,
+    Copy,
+    Exchange,
+    Host,
+    Launch,
+    Multiply,
+    RankExchange,
+    Ref,
+    Schedule,
+    Step,
+    While,
+    walk,
+)
+from spmd.compile.native.program.builder import ProgramBuilder
+from spmd.compile.native.program.encode import encoded
+from spmd.compile.native.program.encode_collectives import bytes_read, extents
+from spmd.compile.native.program.steps import KernelStep, Program, Slot, with_blocks, with_places
+from spmd.compile.native.program.steps import Step as NativeStep
+from spmd.compile.native.runtime.run import NativeProgram
+from spmd.compile.schedule.memory_plan import Plan
+
+__all__ = ["CalleeCompiler", "CudaProgram", "assemble", "legalise"]
+
+# Device memory is given in units of this many bytes.
+ALIGNMENT = 256
+# The host's part of a launch.
+LAUNCH_NS = 2000.0
+
+
+class CalleeCompiler:
+    """Compiles nothing beforehand: the functions of a program are one module, made at the end."""
+
+    def watch(self, steps: Sequence[Step]) -> None:
+        """Take note of steps as they are written."""
+
+    def __enter__(self) -> CalleeCompiler:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+
+def assemble(
+    schedule: Schedule,
+    plan: Plan,
+    devices: int = 1,
+    takes: Mapping[int, int] | None = None,
+    callees: CalleeCompiler | None = None,
+) -> CudaProgram:
+    """Turn a schedule with planned memory into a program that is ready to run.
+
+    The plan's arena grows by the scratch arrays of kernels.
+    """
+    builder = Builder(schedule, plan)
+    program = builder.program(devices)
+    return CudaProgram(program, builder)
+
+
+# ---- programs ----------------------------------------------------------------------------------
+
+
+class CudaProgram(NativeProgram):
+    """A native program with its functions, which each device loads before it first runs it."""
+
+    has_entry_points = False
+
+    def __init__(self, program: Program, builder: Builder):
+        super().__init__(encoded(program), program)
+        self.may_queue = False  # the stream is the queue
+        self.functions = tuple(builder.functions.values())
+        self.staging_bytes = builder.staging_bytes
+        self.step_names = tuple(builder.names)
+        self._handles: dict[int, tuple[int, ...]] = {}
+
+    def record(self, device: int) -> list[int]:
+        """The words of a device's record of the program, for one run."""
+        handles = self._handles.get(device)
+        if handles is None:
+            handles = self._handles[device] = self._loaded(device)
+        gpu = driver()
+        entries = gpu.entries
+        words = [0, 0, gpu.stream(device), entries.launch, entries.copy, entries.wait]
+        return [*words, *handles]
+
+    def _loaded(self, device: int) -> tuple[int, ...]:
+        gpu = driver()
+        modules = images(self.functions, gpu.facts(device).arch)
+        return tuple(
+            gpu.function(device, loaded(device, modules[f.symbol]), f.symbol, f.launch.shared)
+            for f in self.functions
+        )
+
+    def check(self, record: Any) -> None:
+        """Raise a `CudaError` if a driver call of a run failed; `record` is as the run left it."""
+        code = int(record[stream_steps_ir.STATUS])
+        if code:
+            step = self.step_names[int(record[stream_steps_ir.STEP])]
+            raise CudaError(f"{step}: {driver().error(code)}")
+
+
+# Modules are kept: programs share functions, and a function is compiled once in a process.
+_images: dict[tuple[str, str], Image] = {}
+
+
+def images(functions: Sequence[Function], arch: str) -> dict[str, Image]:
+    """By symbol, the module in which each function is; those that have none become one."""
+    missing = [f for f in functions if (arch, f.symbol) not in _images]
+    if missing:
+        made = compile_cubin(module_text(missing), arch)
+        _images.update({(arch, f.symbol): made for f in missing})
+    return {f.symbol: _images[arch, f.symbol] for f in functions}
+
+
+_modules: dict[tuple[int, int], tuple[Image, int]] = {}
+
+
+def loaded(device: int, image: Image) -> int:
+    """The handle of a module on a device."""
+    known = _modules.get((device, id(image)))
+    if known is None:
+        known = _modules[device, id(image)] = image, driver().load(device, image)
+    return known[1]
+
+
+@functools.cache
+def rendering(callee: Kernel | Product) -> Rendered:
+    """A kernel or a product as CUDA functions; equal ones are rendered once."""
+    return render(callee) if isinstance(callee, Kernel) else render_product(callee)
+
+
+# ---- building ----------------------------------------------------------------------------------
+
+
+class Builder(ProgramBuilder):
+    """Builds a program for CUDA: kernels are launches, and the host works on staging memory."""
+
+    def __init__(self, schedule: Schedule, plan: Plan):
+        super().__init__(schedule, plan)
+        self.entries, self.devices = _entries(), 1
+        self.record, self.staging = 1 + len(self.named), 2 + len(self.named)
+        self.staging_bytes = 0
+        # Scratch arrays lie behind the arena; steps follow each other, and share them.
+        self.scratch_at, self.scratch_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT, 0
+        self.functions: dict[str, Function] = {}
+        self.numbers: dict[str, int] = {}
+        self.names: list[str] = []
+
+    def program(self, devices: int) -> Program:
+        self.devices = devices
+        steps = tuple(self.steps(self.schedule.steps))
+        if self.scratch_bytes:
+            self.plan.arena = self.scratch_at + self.scratch_bytes
+        record = 8 * (stream_steps_ir.FUNCTIONS + len(self.functions))
+        return Program((*self.base_sizes(), record, self.staging_bytes), steps, devices)
+
+    def step(self, step: Step) -> Sequence[NativeStep]:
+        match step:
+            case Copy():
+                target, source = self.slot(step.target), self.slot(step.source)
+                same = target == source or not step.nbytes
+                return () if same else (self.copy(target, source, step.nbytes, "copy"),)
+            case Exchange() if not step.rows * step.count:
+                return ()
+            case Host() | Exchange() | RankExchange() | While() | Branch():
+                return self.on_host(step)
+        return super().step(step)
+
+    def calls(self, step: Compiled) -> Sequence[NativeStep]:
+        match step:
+            case Launch():
+                rendered = rendering(step.kernel)
+            case Multiply():
+                rendered = rendering(step.product)
+            case _:
+                raise AssertionError(f"{step} is not legal for CUDA")
+        slots = [self.slot(ref) for ref in step.refs]
+        slots += self.scratch(rendered)
+        name = f"{step.name} {step.source}"
+        return [self.launch(f, [slots[k] for k in f.arguments], name) for f in rendered.functions]
+
+    def scratch(self, rendered: Rendered) -> list[Slot]:
+        """The places of a kernel's scratch arrays."""
+        slots, used = [], 0
+        for dtype, elements in rendered.temporaries:
+            slots.append(Slot(0, self.scratch_at + used))
+            nbytes = max(elements, 1) * DTYPES[dtype].numpy.itemsize
+            used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self.scratch_bytes = max(self.scratch_bytes, used)
+        return slots
+
+    # -- what the driver does --
+
+    def launch(self, function: Function, slots: Sequence[Slot], name: str) -> KernelStep:
+        """The launch of a function."""
+        number = self.numbers.setdefault(function.symbol, len(self.functions))
+        self.functions[function.symbol] = function
+        launch = function.launch
+        sizes = (number, launch.grid, *launch.block, launch.shared, len(slots))
+        return self.driven(stream_steps_ir.LAUNCH_SYMBOL, slots, sizes, name)
+
+    def copy(self, target: Slot, source: Slot, nbytes: int, name: str) -> KernelStep:
+        """A copy between any two memories."""
+        return self.driven(stream_steps_ir.COPY_SYMBOL, (target, source), (nbytes,), name)
+
+    def wait(self, name: str) -> KernelStep:
+        """A wait of the host for the stream."""
+        return self.driven(stream_steps_ir.WAIT_SYMBOL, (), (), name, waits=True)
+
+    def driven(
+        self,
+        symbol: str,
+        slots: Sequence[Slot],
+        sizes: Sequence[int],
+        name: str,
+        waits: bool = False,
+    ) -> KernelStep:
+        self.names.append(name)
+        return KernelStep(
+            self.entries[symbol],
+            (Slot(self.record), *slots),
+            1,
+            LAUNCH_NS,
+            (len(self.names) - 1, *sizes),
+            name=name,
+            is_open=waits or driver().entries_run_python,
+        )
+
+    # -- what the host does --
+
+    def on_host(self, step: Any) -> Sequence[NativeStep]:
+        """A step over staging memory, between the copies of what it reads and of what it writes."""
+        if isinstance(step, While):
+            return self.loop_on_predicate(step)
+        name = f"{getattr(step, 'name', 'branch')} {getattr(step, 'source', '')}".rstrip()
+        reads, writes = _accesses(step, self.devices)
+        places: dict[Ref, Slot] = {}
+        used = 0
+        for ref, nbytes in {**writes, **reads}.items():
+            nbytes = max(nbytes, writes.get(ref, 0))
+            places[ref] = Slot(self.staging, used)
+            used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self.staging_bytes = max(self.staging_bytes, used)
+        before = [self.copy(places[r], self.slot(r), n, name) for r, n in reads.items() if n]
+        after = [self.copy(self.slot(r), places[r], n, name) for r, n in writes.items() if n]
+        inside = with_places(with_blocks(step, self.steps), places.__getitem__)
+        return [*before, self.wait(name), inside, *after]
+
+    def loop_on_predicate(self, step: While[Ref, Step]) -> Sequence[NativeStep]:
+        """A loop whose predicate the host reads after each test."""
+        place = Slot(self.staging)
+        self.staging_bytes = max(self.staging_bytes, ALIGNMENT)
+        test = [
+            *self.steps(step.test),
+            self.copy(place, self.slot(step.predicate), 1, "predicate of a loop"),
+            self.wait("predicate of a loop"),
+        ]
+        return [While(tuple(test), place, tuple(self.steps(step.body)))]
+
+
+@functools.cache
+def _entries() -> Mapping[str, int]:
+    return stream_steps_ir.stream_steps()
+
+
+def _accesses(step: Any, devices: int) -> tuple[dict[Ref, int], dict[Ref, int]]:
+    """The refs that the host reads in a step and those that it writes, with their bytes."""
+    match step:
+        case Host():
+            return (
+                {view.place: view.nbytes for view in step.inputs},
+                {view.place: view.nbytes for view in step.outputs},
+            )
+        case Branch():
+            return {step.index: step.dtype.itemsize}, {}
+        case Exchange():
+            size = len(step.groups[0])
+            block = step.rows * step.count * step.dtype.itemsize
+            given = block * (size if step.kind in ("reduce_scatter", "all_to_all") else 1)
+            made = block * (size if step.kind in ("all_gather", "all_to_all") else 1)
+            if step.kind == "exchange":
+                given = bytes_read(step.boxes)
+            return {step.input: given}, {step.output: made}
+        case RankExchange():
+            given, made = extents(step.rounds, devices)
+            writes = {step.output: made}
+            if step.scratch is not None:
+                writes[step.scratch] = step.rounds.scratch
+            return {step.input: given}, writes
+    raise AssertionError(step)
+
+
+def host_steps(schedule: Schedule) -> list[str]:
+    """The steps of a program that the host computes, as text."""
+    return [f"{s.name} {s.source}" for s in walk(schedule.steps) if isinstance(s, Host)]

@@ -1,0 +1,135 @@
+"""The CUDA backend: values in the memory of GPUs, and runs whose work is in their streams.
+
+The one idea: an array keeps its values where they were last needed. One that the host made moves to
+the device with its first use by a program there, and keeps the host's copy, since neither changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.base.device import Device
+from spmd.compile.cuda.assemble import CudaProgram
+from spmd.compile.cuda.driver import Driver, driver
+from spmd.compile.executable.async_operands import deleted
+from spmd.compile.executable.backend import Backend
+from spmd.compile.lazy import cuda_assemble
+from spmd.compile.native.runtime.run import NativeProgram
+from spmd.core.aval import ShapedArray
+from spmd.core.trace import to_numpy
+from spmd.sharding.array import Array, from_memory
+from spmd.sharding.future import DeviceMemory
+from spmd.sharding.named import SingleDeviceSharding
+
+
+class CudaMemory(DeviceMemory):
+    """Memory of a GPU, which is freed with the last reference to this object."""
+
+    __slots__ = ("device", "driver", "nbytes")
+
+    def __init__(self, gpu: Driver, device: int, nbytes: int):
+        self.driver, self.device, self.nbytes = gpu, device, nbytes
+        self.address = gpu.allocate(device, max(nbytes, 1))
+
+    def read(self, aval: ShapedArray) -> np.ndarray:
+        out = np.empty(aval.shape, aval.dtype)
+        if out.nbytes:
+            self.driver.copy(self.device, _address(out), self.address, out.nbytes)
+        self.wait()
+        out.flags.writeable = False
+        return out
+
+    def write(self, value: np.ndarray) -> None:
+        """Put the elements of a C-contiguous array here."""
+        if value.nbytes:
+            self.driver.copy(self.device, self.address, _address(value), value.nbytes)
+            self.wait()  # the host may write to its array afterwards
+
+    def is_done(self) -> bool:
+        return self.driver.is_idle(self.device)
+
+    def wait(self) -> None:
+        self.driver.synchronize(self.device)
+
+    def __del__(self) -> None:
+        address = getattr(self, "address", 0)
+        if address:
+            self.driver.free(self.device, address)
+
+
+def _address(x: np.ndarray) -> int:
+    return x.__array_interface__["data"][0]
+
+
+def _number(device: Device | None) -> int:
+    return 0 if device is None else device.local_hardware_id
+
+
+def _alloc(nbytes: int, device: Device | None) -> CudaMemory:
+    return CudaMemory(driver(), _number(device), nbytes)
+
+
+def _operand(x: Any, aval: ShapedArray, device: Device | None) -> CudaMemory:
+    """The memory of an argument; an array that is on the host moves."""
+    number = _number(device)
+    if type(x) is CudaMemory:
+        return x
+    if type(x) is not Array or x.shards is not None:
+        return _uploaded(np.ascontiguousarray(to_numpy(x)).reshape(aval.shape), number)
+    owner = x.owner
+    if owner is None:
+        raise deleted(x)
+    if type(owner) is CudaMemory and owner.device == number:
+        return owner
+    memory = _uploaded(x._value, number)
+    if not isinstance(owner, DeviceMemory) and x.device is device:
+        x.ptr, x.owner = 0, memory
+    return memory
+
+
+def _uploaded(value: np.ndarray, number: int) -> CudaMemory:
+    memory = CudaMemory(driver(), number, value.nbytes)
+    memory.write(np.ascontiguousarray(value))
+    return memory
+
+
+def _result(memory: Any, aval: ShapedArray, home: SingleDeviceSharding | None) -> Array:
+    return from_memory(0, memory, aval, home)
+
+
+def _run(
+    native: NativeProgram, frames: Sequence[list[int]], devices: Sequence[Device | None]
+) -> None:
+    """Put a program's work into the streams of its devices."""
+    assert isinstance(native, CudaProgram)
+    gpu, numbers = driver(), [_number(device) for device in devices]
+    records = [np.array(native.record(number), np.int64) for number in numbers]
+    size = native.staging_bytes
+    stagings = [gpu.allocate_pinned(size) if size else 0 for _ in numbers]
+    try:
+        given = zip(frames, records, stagings, strict=True)
+        native.run_frames([[*words, _address(r), staging] for words, r, staging in given])
+    finally:
+        for number, staging in zip(numbers, stagings, strict=True):
+            if staging:
+                gpu.synchronize(number)  # copies may be under way
+                gpu.free_pinned(staging)
+    for record in records:
+        native.check(record)
+
+
+BACKEND = Backend(
+    "cuda",
+    cuda_assemble,
+    _alloc,
+    _operand,
+    lambda memory: memory.address,
+    _result,
+    _run,
+    lambda: 1,
+    stores=False,
+    shares_work=False,
+)

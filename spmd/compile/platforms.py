@@ -1,0 +1,24 @@
+"""The platforms: virtual CPU devices and GPUs of this process, and those of all other ranks."""
+
+from __future__ import annotations
+
+from spmd.base.config import config
+from spmd.base.device import Platform, register_platform
+from spmd.base.errors import DeviceError
+from spmd.compile.lazy import cuda_driver
+from spmd.transport import world
+
+
+def _process() -> tuple[int, int]:
+    return world.process_index(), world.process_count()
+
+
+def _gpus() -> int:
+    count = cuda_driver.driver().device_count()
+    if not count:
+        raise DeviceError("platform 'cuda' is not available here: this machine has no GPU")
+    return count
+
+
+register_platform(Platform("cpu", lambda: config.num_cpu_devices, _process, "cpu"))
+register_platform(Platform("cuda", _gpus, _process, "gpu"))
