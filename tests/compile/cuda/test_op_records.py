@@ -1,0 +1,33 @@
+"""Every op record on an emulated GPU, in checked mode, against the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import spmd
+from spmd import lax
+from spmd.base.config import config
+from tests.lax.records import RECORDS
+from tests.lax.test_records import assert_close
+
+WANTED = [np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.complex64)]
+
+pytestmark = pytest.mark.usefixtures("gpus")
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=str)
+def test_the_value_is_that_of_the_cpu(record):
+    dtype = next((d for d in WANTED if d in record.dtypes), record.dtypes[0])
+    operands = record.make(dtype)
+
+    def call(*xs):
+        return record.function(lax, *xs)
+
+    found = spmd.jit(call)(*operands)
+    assert spmd.tree_util.tree_leaves(found)[0].device.platform == "cuda"
+    with config.override("platform", "cpu"):
+        wanted = spmd.jit(call)(*operands)
+    pairs = zip(*map(spmd.tree_util.tree_leaves, (found, wanted)), strict=True)
+    for x, y in pairs:
+        assert_close(x, y, record.tolerance)
