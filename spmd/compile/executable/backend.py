@@ -15,7 +15,7 @@ import numpy as np
 from spmd.base.device import Device
 from spmd.base.record import record
 from spmd.compile.executable.async_operands import deleted
-from spmd.compile.lazy import cpu_assemble, cuda_backend
+from spmd.compile.lazy import cpu_assemble
 from spmd.compile.native.llvm.compiler import available_cores
 from spmd.compile.native.runtime.allocator import alloc
 from spmd.compile.native.runtime.run import NativeProgram
@@ -91,13 +91,3 @@ def _run(
 
 
 CPU = Backend("cpu", cpu_assemble, _alloc, readable, pointer, _result, _run, available_cores)
-
-
-# ---- others ------------------------------------------------------------------------------------
-
-
-def backend_of(device: Device | None) -> Backend:
-    """The backend for programs on a device; None is the default device of a host without GPUs."""
-    if device is None or device.platform == "cpu":
-        return CPU
-    return cuda_backend.BACKEND

@@ -25,9 +25,9 @@ from spmd.compile.executable.async_operands import (
     same_memory,
     take_queued,
 )
-from spmd.compile.executable.backend import CPU, Backend, backend_of, constant
+from spmd.compile.executable.backend import CPU, Backend, constant
 from spmd.compile.fingerprint import fingerprint
-from spmd.compile.lazy import build, pipeline
+from spmd.compile.lazy import build, cuda_backend, pipeline
 from spmd.compile.native.program.encoded import StepsById
 from spmd.compile.native.program.stored import (
     StoredProgram,
@@ -343,6 +343,11 @@ def compile_jaxpr(
         return pipeline.run_passes(closed) if optimised is None else optimised
 
     return Executable(closed, optimise, donated, device)
+
+
+def backend_of(device: Device | None) -> Backend:
+    """The backend for programs on a device; None is the default device of a host without GPUs."""
+    return CPU if device is None or device.platform == "cpu" else cuda_backend.BACKEND
 
 
 # ---- arguments ---------------------------------------------------------------------------------

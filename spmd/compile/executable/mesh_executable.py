@@ -25,8 +25,8 @@ from spmd.compile.executable.async_operands import (
     belongs_in_queue,
     deleted,
 )
-from spmd.compile.executable.backend import backend_of, constant
-from spmd.compile.executable.executable import Executable
+from spmd.compile.executable.backend import constant
+from spmd.compile.executable.executable import Executable, backend_of
 from spmd.compile.executable.mesh_nan_check import Whole, check_mesh_nans
 from spmd.compile.fingerprint import fingerprint
 from spmd.compile.lazy import build, pipeline, redistribute
