@@ -43,7 +43,7 @@ PLANNED_KERNELS = ("gradient", "attention", "layer", "cumsum", "random")
 COMPILE = ("compile", "cached", "depth")
 EVERYTHING = (
     "dispatch", "kernels", "programs", *COMPILE, "memory", "psum", "collectives", "sharding",
-    "sharding-ranks",
+    "sharding-ranks", "libraries",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from benchmarks import programs, torch_programs
 from benchmarks.case import BOTH, WIDE, Case, array, normal, of
 from benchmarks.dispatch import dispatch_cases
 from benchmarks.kernels import elementwise_cases, move_cases, reduction_cases, row_cases
+from benchmarks.libraries import library_cases
 from benchmarks.products import attention_cases, conv_cases, product_cases
 from benchmarks.sharding import sharding_cases
 from benchmarks.sides import Side
@@ -127,6 +128,7 @@ SUBJECTS: dict[str, Callable[[], list[Case]]] = {
     "programs": program_cases,
     "psum": psum_cases,
     "sharding": sharding_cases,
+    "libraries": library_cases,
 }
 
 

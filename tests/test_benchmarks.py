@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +18,8 @@ from benchmarks.case import Case
 from benchmarks.cases import SUBJECTS, find_case
 from benchmarks.compile_time import CACHED, PROGRAMS
 from benchmarks.compile_time import CASES as COMPILED
+from benchmarks.libraries import PROGRAMS as PROGRAMS_OF_LIBRARIES
+from benchmarks.libraries import library_cases
 from benchmarks.limits import Limit, capacities
 from benchmarks.measure import (
     BYTES,
@@ -30,6 +34,7 @@ from benchmarks.memory import planned
 from benchmarks.report import compare, record, show, slower, summary, table
 from benchmarks.sides import load_side
 
+ROOT = Path(__file__).resolve().parent.parent
 CASES = [case for make in SUBJECTS.values() for case in make()]
 
 
@@ -209,3 +214,18 @@ def test_a_run_leaves_a_record(run_python, tmp_path):
     assert {r["side"] for r in saved["results"]} == {"spmd", "jax", "numpy"}
     assert all(0 < r["low"] <= r["median"] <= r["high"] < 0.1 for r in saved["results"])
     assert "jax/spmd" in done.stdout and saved["versions"]["jax"] in done.stdout
+
+
+def test_programs_of_libraries_agree_in_their_smallest_form():
+    if not library_cases():
+        pytest.skip('no library is installed: pip install -e ".[libraries]"')
+    found = {}
+    for side in ("spmd", "jax"):
+        command = [sys.executable, "-m", "benchmarks.libraries", side]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+        assert done.returncode == 0, done.stderr
+        found[side] = json.loads(done.stdout)
+    assert {f"libraries/{name}" for name in found["spmd"]} == {c.name for c in library_cases()}
+    for name, values in found["jax"].items():
+        close = PROGRAMS_OF_LIBRARIES[name][-1]
+        np.testing.assert_allclose(found["spmd"][name], values, rtol=close, atol=close)

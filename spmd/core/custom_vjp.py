@@ -228,6 +228,7 @@ def _custom_vjp_batch(
     flags = [d is not None for d in at]
     batched, _ = batch_jaxpr(jaxpr, axis, flags, force_out=True)
     arg_flags = flags[num_consts:]
+    res_dims: list[int | None] = []  # known once fwd has run
 
     def fwd(args: Sequence[Any], perturbed: Sequence[bool]) -> tuple[list[Any], list[Any]]:
         counts: list[int] = []
@@ -238,9 +239,15 @@ def _custom_vjp_batch(
             return [*residuals, *outs]
 
         in_dims = [0 if f else None for f in arg_flags]
-        outs, dims = batch_flat(flat, axis, args, in_dims)
-        outs = [to_front(x, d, axis.size) for x, d in zip(outs, dims, strict=True)]
-        residuals, outs = split_list(outs, counts)
+        found, dims = batch_flat(flat, axis, args, in_dims)
+        # A residual that is one for all examples stays one: loops in bwd may test it.
+        res_dims[:] = [None if d is None else 0 for d in dims[: counts[0]]]
+        forced = [*res_dims, *(0 for _ in dims[counts[0] :])]
+        found = [
+            x if f is None else to_front(x, d, axis.size)
+            for x, d, f in zip(found, dims, forced, strict=True)
+        ]
+        residuals, outs = split_list(found, counts)
         return residuals, outs
 
     def bwd(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
@@ -255,7 +262,8 @@ def _custom_vjp_batch(
             return [ct for ct in found if ct is not None]
 
         given = [*residuals, *(ct for ct in cts if not isinstance(ct, Zero))]
-        outs, dims = batch_flat(flat, axis, given, [0] * len(given))
+        in_dims = [*res_dims, *(0 for _ in given[len(residuals) :])]
+        outs, dims = batch_flat(flat, axis, given, in_dims)
         pairs = iter(zip(outs, dims, strict=True))
         return [
             None if gone else _unbatch_ct(*next(pairs), batched_arg, axis)

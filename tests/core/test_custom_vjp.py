@@ -200,3 +200,30 @@ def test_residuals_are_arrays_or_what_fwd_gave():
     f.defvjp(lambda x: (f(x), (x, True, 3)), bwd)
     assert spmd.grad(f)(0.5) == 2.0
     assert kinds == [["Array", "bool", "int"]]
+
+
+def test_a_residual_for_all_examples_is_one_in_bwd():
+    """What does not depend on the example is not batched: bwd may loop over it, or test it."""
+
+    @spmd.custom_vjp
+    def power(x, n):
+        return x**3
+
+    def bwd(residuals, ct):
+        x, n = residuals
+        assert n.shape == ()
+        loops = spmd.lax.while_loop(lambda k: k < n, lambda k: k + 1, 0)
+        shapes.append(type(getattr(loops, "_trace", None)).__name__)
+        return loops * x**2 * ct, None
+
+    power.defvjp(lambda x, n: (x**3, (x, n)), bwd)
+    shapes: list[str] = []
+    x = np.array([1.0, 2.0], np.float32)
+    batched = spmd.vmap(power, in_axes=(0, None))
+    found = spmd.grad(lambda x: batched(x, 3).sum())(x)
+    np.testing.assert_array_equal(found, 3 * x**2)
+    assert "BatchTrace" not in shapes
+    found = spmd.vmap(spmd.grad(power), in_axes=(0, None))(x, np.int32(3))
+    np.testing.assert_array_equal(found, 3 * x**2)
+    found = spmd.grad(lambda x: spmd.vmap(batched, in_axes=(0, None))(x, 3).sum())(x[None])
+    np.testing.assert_array_equal(found, 3 * x[None] ** 2)
