@@ -21,6 +21,7 @@ from spmd.core.explicit import lays_out_result
 from spmd.core.structural import move_dim
 from spmd.numpy import promotion
 from spmd.numpy.creation import canonical_shape
+from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import as_array, broadcast_shapes_of, check_arraylike, plain
 from spmd.numpy.reductions import Axis, canonical_axes, canonical_axis
 from spmd.sharding.array import Array, ArrayLike
@@ -464,9 +465,19 @@ def roll(a: ArrayLike, shift: Any, axis: Axis = None) -> Array:
     count = len(dims) if len(shifts) == 1 else len(shifts)
     shifts = shifts * count if len(shifts) == 1 else shifts
     dims = dims * count if len(dims) == 1 else dims
+    if isinstance(a, Array) and a.shards is not None:
+        return _rolled_at_once(a, by=tuple(map(operator.index, shifts)), dims=tuple(dims))
     for step, d in zip(shifts, dims, strict=True):
         a = _rolled(a, step, d)
     return as_array(a)
+
+
+@one_program("by", "dims")
+def _rolled_at_once(a: Any, by: tuple[int, ...], dims: tuple[int, ...]) -> Any:
+    """A roll of an array over a mesh: the compiler sends no more than the rows that leave."""
+    for step, d in zip(by, dims, strict=True):
+        a = _rolled(a, step, d)
+    return a
 
 
 def _shifts(shift: Any) -> list[Any]:

@@ -207,18 +207,17 @@ def searchsorted(
 @one_program("side", "index")
 def _places(a: Any, v: Any, side: str, index: np.dtype) -> Any:
     n = typeof(a).shape[0]
-    shape = typeof(v).shape
-    flat = lax.reshape(as_array(v), (typeof(v).size,))
-    place = lax.full(typeof(flat).shape, 0, index)
+    v = as_array(v)
+    place = lax.full(typeof(v).shape, 0, index)
     # Binary search from the highest bit: `place` elements are known to lie before v.
     for bit in reversed(range(n.bit_length())):
         guess = lax.add(place, np.array(1 << bit, index))
         inside = lax.le(guess, np.array(n, index))
         probe = lax.min(lax.sub(guess, np.array(1, index)), np.array(n - 1, index))
         element = take(a, probe, 0, mode="clip")
-        before = _before(element, flat, side)
+        before = _before(element, v, side)
         place = select(lax.bitwise_and(inside, before), guess, place)
-    return lax.reshape(place, shape)
+    return place
 
 
 def _before(element: Any, v: Any, side: str) -> Any:
