@@ -24,7 +24,7 @@ from spmd import numpy as snp
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, RefError, ShapeError
 from spmd.base.source import current_source
-from spmd.core.aval import ShapeDtypeStruct, typeof
+from spmd.core.aval import HasAval, ShapeDtypeStruct, typeof
 from spmd.core.mutable import cells
 from spmd.numpy.promotion import as_array
 from spmd.sharding.array import Array
@@ -69,7 +69,7 @@ class AbstractRef:
         return f"Ref{{{self.inner_aval}}}"
 
 
-class Ref(cells.Cell):
+class Ref(cells.Cell, HasAval):
     """A mutable array of fixed shape and dtype; `new_ref` makes one.
 
     It is read by `ref[index]` and written by `ref[index] = value`, both with the indices of NumPy;
@@ -83,22 +83,6 @@ class Ref(cells.Cell):
     def at(self) -> _At:
         """`ref.at[index]`: a part of the mutable array, to be read and written like a whole one."""
         return _At(self)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.aval.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self.aval.ndim
-
-    @property
-    def size(self) -> int:
-        return self.aval.size
 
     @property
     def sharding(self) -> Any:

@@ -180,6 +180,34 @@ class ShapedArray:
         return f"ShapedArray({self})"
 
 
+class HasAval:
+    """A base class of values: what their avals say of them."""
+
+    __slots__ = ()
+
+    aval: ShapedArray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.aval.ndim
+
+    @property
+    def size(self) -> int:
+        return self.aval.size
+
+    @property
+    def weak_type(self) -> bool:
+        return self.aval.weak_type
+
+
 def _dim_text(size: int, entry: Any) -> str:
     """A dim's size, and the axes that split it."""
     if entry is None:

@@ -12,15 +12,13 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from spmd.base.context import current_trace, state
 from spmd.base.errors import ArgumentError, GradError, UnexpectedTracerError
 from spmd.base.record import record
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
 from spmd.base.util import function_name, unzip2
-from spmd.core.aval import ShapedArray, typeof
+from spmd.core.aval import HasAval, ShapedArray, typeof
 from spmd.core.call import nonzero
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import JVPTrace, instantiate
@@ -33,25 +31,13 @@ from spmd.core.transpose import backward_pass
 
 
 @record
-class SymbolicZero:
+class SymbolicZero(HasAval):
     """A tangent or cotangent that is known to be zero; rules with `symbolic_zeros` see it.
 
     It has a `shape` and a `dtype`, but no values; a rule may return it too.
     """
 
     aval: ShapedArray
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.aval.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self.aval.ndim
 
     def instantiate(self) -> Any:
         """The zeros as an array."""

@@ -20,7 +20,7 @@ from spmd.core.axis import cast_to_vma
 from spmd.core.ir import ClosedJaxpr, Var
 from spmd.core.jvp import JVPTrace, JVPTracer, apply_jvp, instantiate
 from spmd.core.primitive import Primitive, Zero
-from spmd.core.rewrite import eval_closed, hoist_consts, opens, prune_consts
+from spmd.core.rewrite import eval_closed, hoist_consts, opens
 from spmd.core.stage import Debug, JaxprTrace, JaxprTracer
 from spmd.core.trace import Trace, Tracer, check_no_leak
 
@@ -134,7 +134,7 @@ def linearize_flat(
     del args, outs, pairs, tangents
     if config.check_leaks:
         check_no_leak(trace, "the function being differentiated")
-    return primals_out, prune_consts(linear), out_nonzero
+    return primals_out, linear, out_nonzero
 
 
 def _varying_like(tangent: Any, primal: Any) -> Any:
@@ -228,4 +228,6 @@ def _dead_code_gone(closed: ClosedJaxpr) -> ClosedJaxpr:
         if eqn.effects or any(v in live for v in eqn.outvars):
             kept.append(eqn)
             live.update(eqn.invars)
-    return prune_consts(ClosedJaxpr(jaxpr.replace(eqns=kept[::-1]), closed.consts))
+    consts = [c for c in zip(jaxpr.constvars, closed.consts, strict=True) if c[0] in live]
+    jaxpr = jaxpr.replace(eqns=kept[::-1], constvars=[var for var, _ in consts])
+    return ClosedJaxpr(jaxpr, [value for _, value in consts])

@@ -26,7 +26,7 @@ from spmd.base.errors import (
     UnexpectedTracerError,
 )
 from spmd.base.source import UNKNOWN, Source, current_source
-from spmd.core.aval import ShapedArray, register_array_type, typeof
+from spmd.core.aval import HasAval, ShapedArray, register_array_type, typeof
 from spmd.core.primitive import Primitive
 
 __all__ = ["EvalTrace", "Trace", "Tracer", "current_trace", "full_lower", "set_eager"]
@@ -50,41 +50,19 @@ class Trace:
         self.alive = False
 
 
-class Tracer:
+class Tracer(HasAval):
     """A value under transformation: it has an aval and behaves like an array of it."""
 
     __slots__ = ("__weakref__", "_trace")
     __array_priority__ = 1000
     __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
-    aval: ShapedArray
-
     def __init__(self, trace: Trace):
         self._trace = trace
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.aval.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self.aval.ndim
-
-    @property
-    def size(self) -> int:
-        return self.aval.size
-
-    @property
     def nbytes(self) -> int:
         return self.aval.nbytes
-
-    @property
-    def weak_type(self) -> bool:
-        return self.aval.weak_type
 
     @property
     def vma(self) -> frozenset[str]:
@@ -144,7 +122,7 @@ class Tracer:
         return self.aval.shape[0]
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        raise MutationError(in_place_message("x"))
+        raise MutationError(in_place_message())
 
     def block_until_ready(self) -> Tracer:
         return self
@@ -174,11 +152,11 @@ _ARRAY_ADVICE = (
 )
 
 
-def in_place_message(name: str) -> str:
+def in_place_message() -> str:
     """The text of a MutationError."""
     return (
-        f"{current_source()}: arrays are immutable; in-place assignment '{name}[i] = v' is not "
-        f"possible. Write '{name} = {name}.at[i].set(v)' (or .add, .multiply, .min, .max) instead."
+        f"{current_source()}: arrays are immutable; in-place assignment 'x[i] = v' is not "
+        "possible. Write 'x = x.at[i].set(v)' (or .add, .multiply, .min, .max) instead."
     )
 
 
@@ -275,7 +253,7 @@ def origin(source: Source, inner: Any) -> str:
     return "" if source is UNKNOWN else f"It was made at {source}.\n"
 
 
-def check_usable(x: Tracer, source: Source = UNKNOWN) -> None:
+def check_usable(x: Tracer) -> None:
     """Raise an UnexpectedTracerError if `x`'s trace has ended."""
     if not x._trace.alive:
         raise UnexpectedTracerError(leak_message(x))

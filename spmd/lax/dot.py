@@ -389,6 +389,8 @@ def _transpose_side(
     contract = _in_order_of(numbers.contract[1 - side], numbers.contract[side])
     order = (*numbers.batch[side], *free, *contract)
     found = permute_dims(found, inverse_permutation(order))
+    if typeof(found).weak_type == aval.weak_type and dtype == aval.dtype:
+        return found
     return convert_element_type(found, aval.dtype, aval.weak_type)
 
 

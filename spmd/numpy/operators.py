@@ -47,7 +47,8 @@ _ARITHMETIC: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "mod": ("%", ufuncs.remainder),
     "divmod": ("divmod()", ufuncs.divmod),
     "pow": ("**", ufuncs.power),
-    "matmul": ("@", products.matmul),
+    # The function beneath: an operator has no `out_sharding`.
+    "matmul": ("@", vars(products.matmul)["__wrapped__"]),
     "and": ("&", logic.bitwise_and),
     "or": ("|", logic.bitwise_or),
     "xor": ("^", logic.bitwise_xor),

@@ -24,7 +24,7 @@ from spmd.base.context import busy, evaluation, state
 from spmd.base.device import Device, default_device, process_index
 from spmd.base.errors import DeletedError, DeviceError, MutationError, ShardingError
 from spmd.base.record import record
-from spmd.core.aval import ShapedArray, register_array_type, typeof
+from spmd.core.aval import HasAval, ShapedArray, register_array_type, typeof
 from spmd.core.ir import Jaxpr
 from spmd.core.rewrite import dce
 from spmd.core.trace import in_place_message, set_array_of
@@ -63,7 +63,7 @@ class Shard:
 if TYPE_CHECKING:
     from spmd.sharding.array_methods import ArrayMethods
 else:
-    ArrayMethods = object
+    ArrayMethods = HasAval
 
 
 class Array(ArrayMethods):
@@ -92,32 +92,12 @@ class Array(ArrayMethods):
         return self._sharding
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.aval.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self.aval.ndim
-
-    @property
-    def size(self) -> int:
-        return self.aval.size
-
-    @property
     def nbytes(self) -> int:
         return self.aval.nbytes
 
     @property
     def itemsize(self) -> int:
         return self.aval.dtype.itemsize
-
-    @property
-    def weak_type(self) -> bool:
-        return self.aval.weak_type
 
     # -- devices and shards --
 
@@ -303,7 +283,7 @@ class Array(ArrayMethods):
         return str(self) if as_text else format(self._value[()], spec)
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        raise MutationError(in_place_message("x"))
+        raise MutationError(in_place_message())
 
     def __copy__(self) -> Array:
         return alias(self)

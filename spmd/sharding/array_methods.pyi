@@ -7,6 +7,7 @@ A test compares both.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.core.aval import HasAval
 from spmd.sharding.array import Array, ArrayLike
 
 class At:
@@ -36,7 +37,7 @@ class AtIndex:
     def max(self, values: ArrayLike, **how: Any) -> Array: ...
     def apply(self, func: Callable[[Any], Any], **how: Any) -> Array: ...
 
-class ArrayMethods:
+class ArrayMethods(HasAval):
     def __add__(self, other: ArrayLike, /) -> Array: ...
     def __radd__(self, other: ArrayLike, /) -> Array: ...
     def __sub__(self, other: ArrayLike, /) -> Array: ...

@@ -217,12 +217,8 @@ def _with_first(part: Any) -> Any:
     return broadcast_leading(part, 1)
 
 
-def is_over_processes(closed: ClosedJaxpr) -> bool:
-    """Whether a program of one process has a `pmap` over the devices of several in it."""
-    return not _CONVERSIONS.isdisjoint(closed.jaxpr.primitives)
-
-
-_CONVERSIONS = frozenset((rows_of_all_p.name, own_rows_p.name))
+# A program of one process with one of these has a `pmap` over the devices of several in it.
+CONVERSIONS = frozenset((rows_of_all_p.name, own_rows_p.name))
 
 
 @record
@@ -255,7 +251,7 @@ def over_processes(closed: ClosedJaxpr, layouts: Layouts | None) -> OverProcesse
 
     Arguments that lie over several processes already are the same for all.
     """
-    eqn = next(e for e in all_eqns(closed) if e.prim.name in _CONVERSIONS)
+    eqn = next(e for e in all_eqns(closed) if e.prim.name in CONVERSIONS)
     mesh = mesh_of_processes(eqn.params["mesh"], eqn.params["rows"])
     process, here = mesh.axis_names[0], own_mesh(mesh)
     given = layouts or [None] * len(closed.in_avals)

@@ -26,7 +26,7 @@ from spmd.core.ir import ClosedJaxpr, Eqn, all_eqns
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.named import NamedSharding, Sharding
 from spmd.sharding.operand_layouts import Layouts, spec_over
-from spmd.sharding.process_rows import is_over_processes, over_processes
+from spmd.sharding.process_rows import CONVERSIONS, over_processes
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 
@@ -50,7 +50,7 @@ def compile_program(
             flat = pipeline.inline_calls(closed)
             if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
                 return MeshProgram(flat, flat.eqns[0], donated)
-        if is_over_processes(closed):
+        if not CONVERSIONS.isdisjoint(names):
             return process_program.ProcessProgram(closed, donated, layouts)
         mesh = mesh_of(closed, layouts or ())
         if mesh is not None and _may_have_other_orders(closed, mesh, layouts or ()):
@@ -103,7 +103,7 @@ def partitioned(
     The partitioner's plan is added to `plans`. Results that lie as the user `wanted`, or else as an
     argument does, have its very spec.
     """
-    if is_over_processes(closed):
+    if not CONVERSIONS.isdisjoint(closed.jaxpr.primitives):
         return process_program.partitioned(over_processes(closed, layouts), plans)
     mesh = mesh_of(closed, layouts or ())
     if mesh is None:

@@ -193,12 +193,12 @@ def _drop_unit_dims(kernel: Kernel) -> Kernel:
     return rearrange(kernel, outer, inner)
 
 
-def _maps(kernel: Kernel, wanted: type = object) -> list[tuple[Map, str, bool]]:
+def _maps(kernel: Kernel) -> list[tuple[Map, str, bool]]:
     """List (map, level, whether it stores) of every access."""
     found = []
     for step in kernel.passes:
         for item in (*step.instrs, *step.stores):
-            if isinstance(item, Load | Store) and isinstance(item, wanted):
+            if isinstance(item, Load | Store):
                 found.append((item.map, step.level, isinstance(item, Store)))
     return found
 

@@ -125,13 +125,11 @@ def store_epilogue(
     carried: str,
     dtype: str,
     strides: Sequence[int],
-    size: int | None = None,
 ) -> Kernel:
     """The epilogue that only stores C, as `dtype`, at strides along (*batch, m, n)."""
     b = Builder((*batch, m), (n,))
     source = b.arg(carried, math.prod((*batch, m, n)))
-    if size is None:
-        size = affine_range(Map(tuple(strides)), (*batch, m, n))[1] + 1
+    size = affine_range(Map(tuple(strides)), (*batch, m, n))[1] + 1
     target = b.arg(dtype, max(size, 0), "out")
     with b.row():
         value = b.load(source, c_strides(batch, m, n))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.rewrite import prune_consts, prune_eqn
+from spmd.core.rewrite import prune_eqn
 
 
 def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -20,4 +20,6 @@ def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
             eqn = prune_eqn(eqn, [v in needed for v in eqn.outvars])
         kept.append(eqn)
         needed.update(eqn.invars)  # literals do no harm
-    return prune_consts(ClosedJaxpr(jaxpr.replace(eqns=kept[::-1]), closed.consts))
+    consts = [c for c in zip(jaxpr.constvars, closed.consts, strict=True) if c[0] in needed]
+    jaxpr = jaxpr.replace(eqns=kept[::-1], constvars=[var for var, _ in consts])
+    return ClosedJaxpr(jaxpr, [value for _, value in consts])

@@ -133,7 +133,7 @@ class Builder(ProgramBuilder):
     def calls(self, step: Compiled) -> tuple[KernelStep, ...]:
         """The calls of the machine code that was compiled for a step."""
         addresses, name = self.addresses, f"{step.name} {step.source}"
-        slots = tuple([self.slot(ref) for ref in step.refs])
+        slots = self.slots(step.refs)
         match step:
             case Launch(kernel=kernel):
                 known = rendering(kernel)

@@ -88,10 +88,10 @@ def load_scalar(e: Emitter, pointer: str, dtype: str, index: str) -> tuple[str, 
     return tuple(parts)
 
 
-def store_scalar(e: Emitter, pointer: str, dtype: str, index: str, parts: Sequence[str]) -> None:
+def store_scalar(e: Emitter, pointer: str, dtype: str, parts: Sequence[str]) -> None:
     """Write one element at width 1."""
-    element, count = _unit(dtype)
-    where = e.at(element, pointer, e.mul_index(index, count))
+    element, _ = _unit(dtype)
+    where = e.at(element, pointer, "0")
     size = itemsize(REAL_OF.get(dtype, dtype))
     for part, value in enumerate(parts):
         raw = to_memory(e, value, dtype)
@@ -198,7 +198,7 @@ def write_lanes(
 ) -> None:
     """Write a whole vector to a pointer; past the caches if `stream` says how it is aligned."""
     if e.width == 1:
-        store_scalar(e, pointer, dtype, "0", parts)
+        store_scalar(e, pointer, dtype, parts)
         return
     element, count = _unit(dtype)
     size = itemsize(REAL_OF.get(dtype, dtype))
@@ -406,4 +406,4 @@ def store_each(
                 where = e.set(f"select i1 {bit}, ptr {where}, ptr {scratch}")
             if update is not None:
                 scalars = update(load_scalar(e, where, place.dtype, "0"), scalars)
-            store_scalar(e, where, place.dtype, "0", scalars)
+            store_scalar(e, where, place.dtype, scalars)

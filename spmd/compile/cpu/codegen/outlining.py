@@ -51,10 +51,10 @@ class Repeat:
     given: tuple[Column, ...]
     numbers: tuple[Column, ...]
 
-    def stretch(self, number: int) -> tuple[Op, ...]:
-        """The operations of one stretch."""
-        start = self.first + number * self.length
-        return self.ops[start : start + self.length]
+    @property
+    def stretch(self) -> tuple[Op, ...]:
+        """The operations of the first stretch."""
+        return self.ops[self.first : self.first + self.length]
 
     @property
     def end(self) -> int:
@@ -227,13 +227,13 @@ def _function(
         params.append(f"{element} %c{number}")
         values[column] = Value(dtype, (inner.splat(element, f"%c{number}"),), e.width)
     known: dict[int, Value] = {}
-    for op, columns in zip(repeat.stretch(0), repeat.columns, strict=True):
+    for op, columns in zip(repeat.stretch, repeat.columns, strict=True):
         operands = [
             values.get(column) or known.get(column[0]) or get(column[0]) for column in columns
         ]
         parts = render_op(inner, op.op, operands, op.dtype, op.attr)
         known[op.out] = Value(op.dtype, tuple(parts), e.width)
-    result = known[repeat.stretch(0)[repeat.result].out]
+    result = known[repeat.stretch[repeat.result].out]
     of = e.type(element_of(result.dtype))
     head = f"define internal {of} @NAME({', '.join(params)}) noinline #0 {{"
     return f"{head}\n{inner.body_text()}\n  ret {of} {result.parts[0]}\n}}"

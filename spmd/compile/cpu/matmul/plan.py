@@ -133,7 +133,7 @@ class Plan:
     scratch: int
 
 
-def matmul_step(product: Product, slots: Sequence[Slot], name: str = "dot") -> KernelStep:
+def matmul_step(product: Product, slots: Sequence[Slot]) -> KernelStep:
     """The step of one product, compiled; for many `plan_product` lets them compile together.
 
     The slots are the addresses of the elements [0, 0] of A and B (with negative strides not the
@@ -142,7 +142,7 @@ def matmul_step(product: Product, slots: Sequence[Slot], name: str = "dot") -> K
     plan = plan_product(product)
     addresses = compile_texts(plan.texts, optimize=True)
     addresses = addresses | compile_texts([r.text for r in plan.epilogues])
-    return product_step(plan, addresses, slots, name)
+    return product_step(plan, addresses, slots, "dot")
 
 
 def product_step(
@@ -177,12 +177,12 @@ def product_words(plan: Plan, addresses: Mapping[str, int]) -> tuple[int, ...]:
     return (*[sizes[key] for key in SIZES], *plan.strides)
 
 
-def plan_product(product: Product, machine: Host | None = None) -> Plan:
+def plan_product(product: Product) -> Plan:
     """Decide how a product is computed."""
     if len(product.batch) > MOST_BATCH_DIMS:
         raise ValueError(f"a product takes up to {MOST_BATCH_DIMS} batch dims: {product.batch}")
     oriented = orient(product)
-    planner = _planner(oriented, machine or host())
+    planner = _planner(oriented, host())
     return planner.plan(oriented is not product)
 
 

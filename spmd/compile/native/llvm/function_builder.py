@@ -234,11 +234,10 @@ class Function:
         how = f"align {STREAM_ALIGNMENT}, !nontemporal !900"
         self.do(f"store {value.type} {value.text}, ptr {pointer.text}, {how}")
 
-    def atomic_load(self, type: str, pointer: Value, offset: int, order: str = "acquire") -> Value:
-        """Read a value that other threads write."""
+    def atomic_load(self, pointer: Value, offset: int, order: str = "acquire") -> Value:
+        """Read an i64 that other threads write."""
         address = self.at(pointer, offset)
-        width = int(type[1:]) // 8
-        return self.emit(type, f"load atomic {type}, ptr {address.text} {order}, align {width}")
+        return self.emit("i64", f"load atomic i64, ptr {address.text} {order}, align 8")
 
     def atomic_store(self, value: Value, pointer: Value, offset: int) -> None:
         """Write a value that other threads read."""

@@ -66,6 +66,10 @@ class ProgramBuilder:
 
     # -- places --
 
+    def slots(self, refs: Sequence[Ref]) -> tuple[Slot, ...]:
+        """The places of refs in a frame."""
+        return tuple([self.slot(ref) for ref in refs])
+
     def slot(self, ref: Ref) -> Slot:
         """The place of a ref in a frame."""
         found = self.places.get(ref.buffer)

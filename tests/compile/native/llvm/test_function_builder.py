@@ -115,7 +115,7 @@ def test_atomics_give_the_value_before():
     (p,) = f.params
     before = f.atomic("add", p, 8, f.value("i64", 5))
     f.atomic_store(before * 2, p, 0)
-    f.ret(f.atomic_load("i64", p, 8))
+    f.ret(f.atomic_load(p, 8))
     values = np.array([0, 7])
     address = compile_texts([f.text()])["ir_atomic"]
     assert ctypes.CFUNCTYPE(I64, ctypes.c_void_p)(address)(values.ctypes.data) == 12

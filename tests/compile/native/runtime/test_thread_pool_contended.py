@@ -40,7 +40,7 @@ with f.range(begin, end) as unit:
     f.store(at, cores, unit * 16)
     f.atomic("add", words, 0, f.value("i64", 1))
     with f.loop():
-        f.break_if(f.atomic_load("i64", words, 0) >= 2)
+        f.break_if(f.atomic_load(words, 0) >= 2)
     with f.if_(at.differs(f.load("i64", sizes))):
         with f.range(0, f.load("i64", sizes, 8)):
             total.set(total.get() * 1.0000001)

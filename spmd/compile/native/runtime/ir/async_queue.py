@@ -260,7 +260,7 @@ def _wait() -> Function:
 def _done() -> Function:
     """spmd_queue_done(): the number of the last job that has ended; its results can be read."""
     f = Function("spmd_queue_done", "i64", [])
-    f.ret(f.atomic_load("i64", f.symbol("spmd_queue"), DONE))
+    f.ret(f.atomic_load(f.symbol("spmd_queue"), DONE))
     return f
 
 

@@ -288,7 +288,7 @@ def _run_steps() -> Function:
     args = f.stack_bytes(most * 8)
     counters = f.stack_bytes((levels + 1) * devices * 8)
     # Without the pool, no work of this program is shared.
-    pool, workers = f.atomic_load("i64", f.symbol("spmd_table"), 8 * POOL), f.var("i64", 0)
+    pool, workers = f.atomic_load(f.symbol("spmd_table"), 8 * POOL), f.var("i64", 0)
     with f.if_(pool.differs(0)):
         place = f.convert("inttoptr", pool, "ptr")
         workers.set(f.load("i64", place, pool_layout.WORKERS))

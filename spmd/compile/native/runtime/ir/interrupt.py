@@ -67,7 +67,7 @@ def between_rounds(f: Function, context: Value, is_kernel: bool = False) -> None
 
 
 def _stop_word(f: Function, context: Value) -> Value:
-    return f.atomic_load("i64", f.load("ptr", context, STOP), 0, "monotonic")
+    return f.atomic_load(f.load("ptr", context, STOP), 0, "monotonic")
 
 
 def _leave(f: Function, context: Value, is_kernel: bool) -> None:

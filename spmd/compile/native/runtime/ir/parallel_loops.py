@@ -114,7 +114,7 @@ def _parallel() -> Function:
         units = f.smaller(lanes, total)
         share = (context, f.symbol("parallel_lane"), job, units, cost * total // units)
         f.call("share", "void", *share)
-        f.ret(f.atomic_load("i64", job, _FAILED))
+        f.ret(f.atomic_load(job, _FAILED))
     body = f.at(end, field(f, step, 6) * -8)
     row = f.load("i64", context, COUNTER_BYTES)
     lane_row = f.at(f.load("ptr", context, COUNTERS), row * -1)

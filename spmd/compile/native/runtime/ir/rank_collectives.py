@@ -120,7 +120,7 @@ def _first_missing() -> Function:
     f = Function("first_missing", "i64", ["ptr", "i64"], internal=True)
     state, step = f.params
     with f.range(0, _word(f, state, native_state.SIZE)) as rank:
-        arrived = f.atomic_load("i64", _page(f, state, rank), 8 * shm_layout.ARRIVED)
+        arrived = f.atomic_load(_page(f, state, rank), 8 * shm_layout.ARRIVED)
         with f.if_(arrived < step):
             f.ret(rank)
     f.ret(-1)
@@ -161,11 +161,11 @@ def _wait() -> Function:
             f.ret(0)
         page = _page(f, state, awaited)
         f.atomic_store(f.value("i64", 1), page, 8 * shm_layout.WAITED_FOR)
-        seen = f.atomic_load("i64", page, 8 * shm_layout.ARRIVED, "seq_cst")
+        seen = f.atomic_load(page, 8 * shm_layout.ARRIVED, "seq_cst")
         with f.if_(seen < step):
             f.call("park_on", "void", f.at(page, 8 * shm_layout.ARRIVED), seen, nanoseconds.get())
         # Woken by its arrival: the next one may be missing still. Else something may be wrong.
-        with f.if_(f.atomic_load("i64", page, 8 * shm_layout.ARRIVED) < step):
+        with f.if_(f.atomic_load(page, 8 * shm_layout.ARRIVED) < step):
             with f.if_(_trouble(f, state, digest, native_state.WAITING)):
                 f.ret(1)
             nanoseconds.set(f.smaller(nanoseconds.get() * 2, _LONGEST_PARK))
@@ -215,7 +215,7 @@ def _meet() -> Function:
     f.store(step, state, 8 * native_state.STEP)
     own = _page(f, state, _word(f, state, native_state.RANK))
     f.atomic_store(step, own, 8 * shm_layout.ARRIVED)
-    waited_for = f.atomic_load("i64", own, 8 * shm_layout.WAITED_FOR, "seq_cst")
+    waited_for = f.atomic_load(own, 8 * shm_layout.WAITED_FOR, "seq_cst")
     with f.if_(waited_for.differs(0)):
         f.atomic_store(f.value("i64", 0), own, 8 * shm_layout.WAITED_FOR)
         f.call("wake_all", "void", f.at(own, 8 * shm_layout.ARRIVED))
@@ -223,7 +223,7 @@ def _meet() -> Function:
     with f.range(0, _word(f, state, native_state.SIZE)) as rank:
         page = _page(f, state, rank)
         with f.loop():
-            f.break_if(f.atomic_load("i64", page, 8 * shm_layout.ARRIVED) >= step)
+            f.break_if(f.atomic_load(page, 8 * shm_layout.ARRIVED) >= step)
             with f.if_(pauses.get() <= 0):
                 with f.if_(f.call("wait_for", "i64", state, step, digest).differs(0)):
                     f.ret(1)

@@ -128,7 +128,7 @@ def _bring_held() -> Function:
         thread = f.load("i64", threads, i * 8)
         # Read its time first: a thread that starts to work after this was not seen to stand still.
         still = f.call("used", "i64", thread).equals(f.load("i64", before, i * 8))
-        works = f.atomic_load("i64", f.at(lines, i * LINE_BYTES), INSIDE).differs(0)
+        works = f.atomic_load(f.at(lines, i * LINE_BYTES), INSIDE).differs(0)
         with f.if_(still & works):
             mask, size = f.stack("i64", MASK_BYTES // 8), f.value("i64", MASK_BYTES)
             f.call("memset", "ptr", mask, f.value("i32", 0), size)

@@ -111,7 +111,7 @@ def _take_chunks() -> Function:
         ticket = f.at(f.at(pool, TICKETS), part * TICKET_BYTES)
         with f.loop():
             # A look before the ticket leaves the cache line to the threads that write to it.
-            f.break_if(f.atomic_load("i64", ticket, 0) >= end - first)
+            f.break_if(f.atomic_load(ticket, 0) >= end - first)
             taken = f.atomic("add", ticket, 0, _one(f))
             f.break_if(taken >= end - first)
             begin = f.select(backwards, end - 1 - taken, first + taken) * chunk
@@ -125,7 +125,7 @@ def _leave() -> Function:
     pool = f.symbol("spmd_pool")
     before = f.atomic("sub", pool, GATE, _one(f))
     with f.if_(before.equals(1)):  # the gate was closed, and no worker is inside any more
-        with f.if_(f.atomic_load("i64", pool, CALLER_PARKED, "seq_cst").differs(0)):
+        with f.if_(f.atomic_load(pool, CALLER_PARKED, "seq_cst").differs(0)):
             f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
             f.call("pthread_cond_signal", "i32", f.at(pool, DONE))
             f.call("pthread_mutex_unlock", "i32", f.at(pool, MUTEX))
@@ -149,8 +149,8 @@ def _worker() -> Function:
             _park(f, pool, seen.get())
             soon = f.call("now", "i64") - idle < WORKER_NS
             patience.set(f.select(soon, f.value("i64", WORKER_NS), 0))
-        seen.set(f.atomic_load("i64", pool, EPOCH))
-        with f.if_(f.atomic_load("i64", pool, STOPPING).differs(0)):
+        seen.set(f.atomic_load(pool, EPOCH))
+        with f.if_(f.atomic_load(pool, STOPPING).differs(0)):
             f.ret(f.null())
         before = f.atomic("add", pool, GATE, _one(f))
         with f.if_((before & OPEN).differs(0)):
@@ -171,7 +171,7 @@ def _park(f: Function, pool: Value, seen: Value) -> None:
     f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
     f.atomic("add", pool, SLEEPERS, _one(f))
     with f.loop():
-        f.break_if(f.atomic_load("i64", pool, EPOCH, "seq_cst").differs(seen))
+        f.break_if(f.atomic_load(pool, EPOCH, "seq_cst").differs(seen))
         f.call("pthread_cond_wait", "i32", f.at(pool, WORK), f.at(pool, MUTEX))
     f.atomic("sub", pool, SLEEPERS, _one(f))
     f.call("pthread_mutex_unlock", "i32", f.at(pool, MUTEX))
@@ -188,7 +188,7 @@ def _start() -> Function:
     mask = f.value("i32", int(signal.SIG_SETMASK))
     f.call("sigfillset", "i32", blocked)
     f.call("pthread_sigmask", "i32", mask, blocked, before)
-    epoch = f.atomic_load("i64", pool, EPOCH)
+    epoch = f.atomic_load(pool, EPOCH)
     started = f.var("i64", 0)
     with f.range(0, f.load("i64", pool, WORKERS)):
         thread = f.at(pool, started.get() * 8 + THREADS)
@@ -230,7 +230,7 @@ def _wait_for_workers() -> Function:
     f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
     f.atomic_store(_one(f), pool, CALLER_PARKED)
     with f.loop():
-        f.break_if(f.atomic_load("i64", pool, GATE, "seq_cst").equals(0))
+        f.break_if(f.atomic_load(pool, GATE, "seq_cst").equals(0))
         f.call("pthread_cond_wait", "i32", f.at(pool, DONE), f.at(pool, MUTEX))
     f.atomic_store(_one(f, 0), pool, CALLER_PARKED)
     f.call("pthread_mutex_unlock", "i32", f.at(pool, MUTEX))
@@ -269,14 +269,14 @@ def _parallel_for() -> Function:
     parts = f.smaller(f.load("i64", pool, STARTED) + 1, chunks)
     f.store(chunks, pool, CHUNKS)
     f.store(parts, pool, PARTS)
-    f.store(f.atomic_load("i64", pool, EPOCH) & 1, pool, BACKWARDS)
+    f.store(f.atomic_load(pool, EPOCH) & 1, pool, BACKWARDS)
     with f.range(0, parts) as part:
         f.store(_one(f, 0), f.at(pool, TICKETS), part * TICKET_BYTES)
     f.call("place", "void")
     # Not a plain store: a worker that came late may just be adding and taking back its one.
     f.atomic("or", pool, GATE, _one(f, OPEN))
     f.atomic("add", pool, EPOCH, _one(f))
-    asleep = f.atomic_load("i64", pool, SLEEPERS, "seq_cst")
+    asleep = f.atomic_load(pool, SLEEPERS, "seq_cst")
     with f.if_(asleep > 0):
         f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
         with f.range(0, f.smaller(chunks - 1, asleep)):

@@ -121,5 +121,5 @@ def _switches() -> Function:
 
 
 def _holds(f: Function, word: Value, value: Value, wanted: str) -> Value:
-    found = f.atomic_load("i64", word, 0)
+    found = f.atomic_load(word, 0)
     return found.equals(value) if wanted == "equals" else found.differs(value)

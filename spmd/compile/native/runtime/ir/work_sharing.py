@@ -65,13 +65,11 @@ def _share() -> Function:
     with f.if_(pays):
         pool = f.symbol("spmd_pool")
         # A pool that was never started counts as asleep.
-        awake = f.load("i64", pool, pool_layout.STARTED) - f.atomic_load(
-            "i64", pool, pool_layout.SLEEPERS
-        )
+        awake = f.load("i64", pool, pool_layout.STARTED) - f.atomic_load(pool, pool_layout.SLEEPERS)
         shares = f.var("i1", (awake > 0) | (total >= WAKE_PS))
         with f.if_(shares.get().equals(0) & (total >= WAKE_AGAIN_PS)):
             now = f.call("now", "i64")
-            passed = now - f.atomic_load("i64", pool, pool_layout.ALONE)
+            passed = now - f.atomic_load(pool, pool_layout.ALONE)
             f.atomic_store(now, pool, pool_layout.ALONE)
             shares.set(passed < WORKER_NS)
         with f.if_(shares.get()):
