@@ -1,4 +1,4 @@
-"""What a program sees of an exception in a callback: a `JaxRuntimeError` that tells it as text.
+"""The exception that a program sees for one in a callback: a `JaxRuntimeError` with its text.
 
 Libraries look for their own errors in that text. spmd itself raises what the callback raised.
 """

@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from spmd.base.config import config
-from spmd.collectives.host_execution import Across
+from spmd.collectives.host_execution import HostCollective
 from spmd.transport import world as bootstrap
 from spmd.transport.flight_recorder import COLLECTIVE, FLIGHT
 from spmd.transport.progress_thread import PROGRESS, Request
@@ -28,29 +28,29 @@ def overlaps() -> bool:
     return config.overlap == "always" or world.prefers_overlap
 
 
-class Overlapped:
+class AsyncCollective:
     """One collective of one program, for all local devices; each start is followed by one wait."""
 
-    def __init__(self, across: Across):
-        self._across = across
-        self._label = across.label_of(overlapped=True)
-        fields = {k: across.fields[k] for k in ("source", "path")}
-        name = f"wait for {across.prim.name}"
+    def __init__(self, collective: HostCollective):
+        self._collective = collective
+        self._label = collective.label_of(overlapped=True)
+        fields = {k: collective.fields[k] for k in ("source", "path")}
+        name = f"wait for {collective.prim.name}"
         self._waiting = FLIGHT.label("wait", program=name, of=self._label, **fields)
         # By the thread that runs the program: several may run it at once.
         self._flying: dict[int, Request] = {}
 
     def start(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
         """Hand the exchange over."""
-        across, log = self._across, self._across.comm.log
-        place = log.enqueue(self._label, across.nbytes) if log is not None else 0
+        collective, log = self._collective, self._collective.comm.log
+        place = log.enqueue(self._label, collective.nbytes) if log is not None else 0
 
         def move() -> None:
             if log is not None:
                 log.take_up(place)
             succeeded = False
             try:
-                across.move(devices, inputs, outputs)
+                collective.move(devices, inputs, outputs)
                 succeeded = True
             finally:
                 if log is not None:

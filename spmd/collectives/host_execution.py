@@ -80,7 +80,7 @@ def _components(groups: Groups, processes: Sequence[int]) -> tuple[tuple[int, ..
     return tuple(sorted(tuple(sorted(p)) for p in parts))
 
 
-class Across:
+class HostCollective:
     """One collective of one program: `run` serves all local devices at once."""
 
     def __init__(

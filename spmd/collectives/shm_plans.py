@@ -1,6 +1,6 @@
 """The rounds of a collective primitive between processes that share memory.
 
-`Across` is its slow twin: the same meaning as calls of a transport, from Python.
+`HostCollective` is its slow twin: the same meaning as calls of a transport, from Python.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from spmd.collectives.exchange_across import copies_of_groups, with_gaps
-from spmd.collectives.host_execution import OPS, Across
+from spmd.collectives.host_execution import OPS, HostCollective
 from spmd.transport.communicator import ReduceOp
 from spmd.transport.reduction import accumulator
 from spmd.transport.shm.communicator import ShmCommunicator
@@ -36,80 +36,82 @@ NATIVE_DTYPES = frozenset(
 )
 
 
-def make_rounds(across: Across, operand: Operand) -> ExchangePlan | None:
+def make_plan(collective: HostCollective, operand: Operand) -> ExchangePlan | None:
     """This process's plan for one collective; None if it goes through messages.
 
     `operand` is the input of one device, in rows of blocks: of one for each member where members
     get different parts, else of a single one.
     """
-    comm = across.comm
-    devices = len(across.local)
-    if not isinstance(comm, ShmCommunicator) or len(across.order) != devices * comm.size:
+    comm = collective.comm
+    devices = len(collective.local)
+    if not isinstance(comm, ShmCommunicator) or len(collective.order) != devices * comm.size:
         return None
-    name = across.prim.name
+    name = collective.prim.name
     if name in (*OPS, "reduce_scatter") and operand.dtype.name not in NATIVE_DTYPES:
         return None
-    members = {k: Member(n // devices, n % devices) for n, k in enumerate(across.order)}
-    groups = [[members[k] for k in group] for group in across.groups]
-    planner = comm.planner(across.origin)
-    rounds: ExchangePlan | None
+    members = {k: Member(n // devices, n % devices) for n, k in enumerate(collective.order)}
+    groups = [[members[k] for k in group] for group in collective.groups]
+    planner = comm.planner(collective.origin)
+    plan: ExchangePlan | None
     if name == "exchange":
-        rounds = _rectangles(planner, across, members)
+        plan = _rectangles(planner, collective, members)
     elif name in OPS:
         op, _, identity = OPS[name]
         wide = accumulator(ReduceOp.SUM, operand.dtype)
-        rounds = planner.all_reduce(op, operand, groups, np.asarray(identity(wide)).tobytes())
+        plan = planner.all_reduce(op, operand, groups, np.asarray(identity(wide)).tobytes())
     elif devices == 1:
-        rounds = _alone(planner, across, operand, [m.rank for m in groups[0]])
+        plan = _alone(planner, collective, operand, [m.rank for m in groups[0]])
     else:
-        rounds = _together(planner, across, operand, groups)
-    if rounds is not None:
-        comm.announce(rounds.call)
-    return rounds
+        plan = _together(planner, collective, operand, groups)
+    if plan is not None:
+        comm.announce(plan.call)
+    return plan
 
 
 def _rectangles(
-    planner: Planner, across: Across, members: Mapping[int, Member]
+    planner: Planner, collective: HostCollective, members: Mapping[int, Member]
 ) -> ExchangePlan | None:
     """The copies between devices as bytes; zeros where no device sends."""
-    copies, shape = across.params["copies"], across.params["shape"]
-    itemsize = across.dtype.itemsize
+    copies, shape = collective.params["copies"], collective.params["shape"]
+    itemsize = collective.dtype.itemsize
     moves = [
         Move(
             members[copy.source],
             members[copy.target],
-            strided(across.shape, copy.start, shape, copy.place, copy.sizes, itemsize),
+            strided(collective.shape, copy.start, shape, copy.place, copy.sizes, itemsize),
         )
-        for copy in copies_of_groups(copies, across.groups)
+        for copy in copies_of_groups(copies, collective.groups)
     ]
     nbytes = math.prod(shape) * itemsize
     clears = [
-        Clear(Place(Memory.OUTPUT, across.where[k]), nbytes)
-        for k in sorted(with_gaps(copies, across.groups, shape))
-        if k in across.where
+        Clear(Place(Memory.OUTPUT, collective.where[k]), nbytes)
+        for k in sorted(with_gaps(copies, collective.groups, shape))
+        if k in collective.where
     ]
-    devices = len(across.local)
-    return redistribution(planner, across.dtype, devices, moves, clears, across.nbytes)
+    devices = len(collective.local)
+    return redistribution(planner, collective.dtype, devices, moves, clears, collective.nbytes)
 
 
-def _alone(planner: Planner, across: Across, x: Operand, order: Sequence[int]) -> ExchangePlan:
+def _alone(
+    planner: Planner, collective: HostCollective, x: Operand, order: Sequence[int]
+) -> ExchangePlan:
     """With one device a process there is one group; `order` are its ranks, member by member."""
-    match across.prim.name:
+    match collective.prim.name:
         case "all_gather":
             return planner.all_gather(x, order)
         case "all_to_all":
             return planner.all_to_all(x, order)
         case "reduce_scatter":
             return planner.reduce_scatter(ReduceOp.SUM, x, order)
-    pairs = [(order[source], order[target]) for source, target in across.params["perm"]]
+    pairs = [(order[source], order[target]) for source, target in collective.params["perm"]]
     return planner.permute(x, pairs)
 
 
 def _together(
-    planner: Planner, across: Across, x: Operand, groups: Sequence[Sequence[Member]]
+    planner: Planner, collective: HostCollective, x: Operand, groups: Sequence[Sequence[Member]]
 ) -> ExchangePlan:
     """Each process shows the inputs of all its devices, and takes what its devices need."""
-    name, takes, sums = across.prim.name, list[Take](), list[Sum]()
+    name, takes, sums = collective.prim.name, list[Take](), list[Sum]()
     width = len(groups[0])
     scratch = 0
     for group in groups:
@@ -118,7 +120,7 @@ def _together(
                 continue
             output = Place(Memory.OUTPUT, mine.device)
             if name == "ppermute":
-                for source, target in across.params["perm"]:
+                for source, target in collective.params["perm"]:
                     if target == number:
                         takes.append(Take(group[source], 0, output, x.block))
                 continue
@@ -132,4 +134,4 @@ def _together(
             for j, member in enumerate(group):
                 takes.append(Take(member, part, output + j * x.block, width * x.block))
     parts = width if name in ("all_to_all", "reduce_scatter") else 1
-    return planner.exchange(x, parts, len(across.local), takes, sums)
+    return planner.exchange(x, parts, len(collective.local), takes, sums)

@@ -28,8 +28,8 @@ from spmd.transport.origin import Origin
 Move = Callable[[Any, list[Any], list[Any]], None]
 
 
-class Across(Protocol):
-    """The fields read of a collective over ranks: `spmd.collectives.host_execution.Across`."""
+class HostCollective(Protocol):
+    """The fields that are read of a collective over ranks, as `host_execution.py` has it."""
 
     prim: Primitive
     params: dict[str, Any]
@@ -56,23 +56,23 @@ def prints() -> bool:
     return "2" in config.debug
 
 
-def watched(across: Across, move: Move) -> Move:
+def watched(collective: HostCollective, move: Move) -> Move:
     """The same collective, printed and verified as far as `SPMD_DEBUG` asks for it."""
     if is_on():
-        move = verified(across, move)
-    return printed(across, move) if prints() else move
+        move = verified(collective, move)
+    return printed(collective, move) if prints() else move
 
 
-def printed(across: Across, move: Move) -> Move:
+def printed(collective: HostCollective, move: Move) -> Move:
     """The same collective, which says on stderr when it begins and how long it took."""
 
     def run(devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
         began = time.perf_counter()
-        print(f"rank {across.comm.rank} | {across.origin}", file=sys.stderr, flush=True)
+        print(f"rank {collective.comm.rank} | {collective.origin}", file=sys.stderr, flush=True)
         move(devices, inputs, outputs)
         took = 1e3 * (time.perf_counter() - began)
         print(
-            f"rank {across.comm.rank} | {_name(across)} took {took:.3f} ms",
+            f"rank {collective.comm.rank} | {_name(collective)} took {took:.3f} ms",
             file=sys.stderr,
             flush=True,
         )
@@ -80,25 +80,25 @@ def printed(across: Across, move: Move) -> Move:
     return run
 
 
-def verified(across: Across, move: Move) -> Move:
+def verified(collective: HostCollective, move: Move) -> Move:
     """The same collective, whose results are compared with its definition."""
 
     def run(devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
         mine = [np.array(x[0]) for x in inputs]
         move(devices, inputs, outputs)
-        told = across.comm.all_gather_object([(zlib.crc32(_bytes(x)), x) for x in mine])
+        told = collective.comm.all_gather_object([(zlib.crc32(_bytes(x)), x) for x in mine])
         operands = [pair for pairs in told for pair in pairs]
-        value = dict(zip(across.order, (x for _, x in operands), strict=True))
-        _tell_of_nan(across, mine)
+        value = dict(zip(collective.order, (x for _, x in operands), strict=True))
+        _tell_of_nan(collective, mine)
         problems = [
             f"what device {k} sent arrived with another checksum"
-            for k, (checksum, x) in zip(across.order, operands, strict=True)
+            for k, (checksum, x) in zip(collective.order, operands, strict=True)
             if zlib.crc32(_bytes(x)) != checksum
         ]
-        problems += _differences(across, value, outputs)
-        found = across.comm.all_gather_object(problems)
+        problems += _differences(collective, value, outputs)
+        found = collective.comm.all_gather_object(problems)
         if any(found):
-            raise CollectiveError(_report(across, found))
+            raise CollectiveError(_report(collective, found))
 
     return run
 
@@ -107,26 +107,30 @@ def _bytes(x: np.ndarray) -> bytes:
     return np.ascontiguousarray(x).tobytes()
 
 
-def _tell_of_nan(across: Across, mine: Sequence[np.ndarray]) -> None:
-    for position, x in zip(across.local, mine, strict=True):
+def _tell_of_nan(collective: HostCollective, mine: Sequence[np.ndarray]) -> None:
+    for position, x in zip(collective.local, mine, strict=True):
         if dtypes.is_inexact(x.dtype) and (count := int(np.count_nonzero(x != x))):
-            message = f"{_name(across)}: the operand of device {position} has {count} NaN"
+            message = f"{_name(collective)}: the operand of device {position} has {count} NaN"
             warnings.warn(message, CollectiveWarning, stacklevel=2)
 
 
-def _differences(across: Across, value: dict[int, np.ndarray], outputs: list[Any]) -> list[str]:
+def _differences(
+    collective: HostCollective, value: dict[int, np.ndarray], outputs: list[Any]
+) -> list[str]:
     """The differences between this process's results and the definition."""
-    members = across.prim.members
+    members = collective.prim.members
     assert members is not None
     problems = []
-    for group in across.groups:
-        if not any(k in across.where for k in group):
+    for group in collective.groups:
+        if not any(k in collective.where for k in group):
             continue
-        wanted = members([value[k] for k in group], **across.params)
-        size = sum(np.abs(value[k]).astype(np.float64) for k in group) if _adds(across) else None
+        wanted = members([value[k] for k in group], **collective.params)
+        size = (
+            sum(np.abs(value[k]).astype(np.float64) for k in group) if _adds(collective) else None
+        )
         for k, expected in zip(group, wanted, strict=True):
-            if k in across.where:
-                got = outputs[across.where[k]][0]
+            if k in collective.where:
+                got = outputs[collective.where[k]][0]
                 right = np.asarray(expected).reshape(got.shape)
                 at = _first_difference(got, right, size)
                 if at is not None:
@@ -135,8 +139,8 @@ def _differences(across: Across, value: dict[int, np.ndarray], outputs: list[Any
     return problems
 
 
-def _adds(across: Across) -> bool:
-    return across.prim.name in ("psum", "reduce_scatter")
+def _adds(collective: HostCollective) -> bool:
+    return collective.prim.name in ("psum", "reduce_scatter")
 
 
 def _first_difference(got: np.ndarray, wanted: np.ndarray, size: Any) -> tuple[int, ...] | None:
@@ -159,17 +163,18 @@ def _index(at: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, at))}]"
 
 
-def _name(across: Across) -> str:
-    origin = across.origin
+def _name(collective: HostCollective) -> str:
+    origin = collective.origin
     operand = f" of {origin.operand}" if origin.operand else ""
-    return f"{across.prim.name}{operand} at {origin.source}"
+    return f"{collective.prim.name}{operand} at {origin.source}"
 
 
-def _report(across: Across, found: list[list[str]]) -> str:
+def _report(collective: HostCollective, found: list[list[str]]) -> str:
     first, *rest = (
         f"rank {r}: {problem}" for r, problems in enumerate(found) for problem in problems
     )
     text = (
-        f"{_name(across)}: data was changed on the way between ranks of {across.comm.name}; {first}"
+        f"{_name(collective)}: data was changed on the way between ranks of "
+        f"{collective.comm.name}; {first}"
     )
     return "\n  ".join([text, *rest])

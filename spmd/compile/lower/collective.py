@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from spmd.base.errors import InternalError
-from spmd.collectives.async_collectives import Overlapped
+from spmd.collectives.async_collectives import AsyncCollective
 from spmd.collectives.groups import Groups, device_groups
-from spmd.collectives.host_execution import Across
+from spmd.collectives.host_execution import HostCollective
 from spmd.collectives.order_check import entry_of
 from spmd.collectives.rectangles import Copies, gaps
-from spmd.collectives.shm_plans import make_rounds
+from spmd.collectives.shm_plans import make_plan
 from spmd.collectives.volume import KINDS
 from spmd.compile.lower.lowering import Lowering, rule
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
@@ -82,7 +82,7 @@ def _between_processes(
     x, out = eqn.invars[0], eqn.outvars[0]
     source, target = lowering.ref(x), lowering.refs[out]
     origin = topology.origins.get(eqn) or Origin(str(entry_of(eqn)), source=eqn.source.short)
-    across = Across(
+    collective = HostCollective(
         eqn.prim,
         eqn.params,
         groups,
@@ -95,28 +95,36 @@ def _between_processes(
     ins, outs = (view(source, x.aval),), (view(target, out.aval),)
     meeting = Meeting(groups, KINDS[eqn.prim.name] in ("all_reduce", "all_gather"))
     if topology.overlaps:
-        halves = Overlapped(across)
+        halves = AsyncCollective(collective)
         both = halves.start, halves.wait
         name = f"{eqn.prim.name} {eqn.source.short}"
         return Host(
-            across.run, ins, outs, name, eqn.source, together=True, halves=both, meeting=meeting
+            collective.run, ins, outs, name, eqn.source, together=True, halves=both, meeting=meeting
         )
     _, rows, count = _shape(eqn, len(groups[0]))
-    rounds = None
-    if not across.is_watched:
-        rounds = make_rounds(across, Operand(x.aval.dtype, rows, count))
-    if rounds is not None:
-        assert isinstance(across.comm, ShmCommunicator)
-        state = across.comm.state
-        room = ShapedArray((rounds.scratch,), np.dtype(np.uint8))
-        scratch = lowering.temp(room) if rounds.scratch else None
+    plan = None
+    if not collective.is_watched:
+        plan = make_plan(collective, Operand(x.aval.dtype, rows, count))
+    if plan is not None:
+        assert isinstance(collective.comm, ShmCommunicator)
+        state = collective.comm.state
+        room = ShapedArray((plan.scratch,), np.dtype(np.uint8))
+        scratch = lowering.temp(room) if plan.scratch else None
         name = f"{eqn.prim.name} {eqn.source.short}"
-        state.record(across.comm.log)
+        state.record(collective.comm.log)
         return RankExchange(
-            rounds, state.address, state.take, source, target, scratch, across.label, name, meeting
+            plan,
+            state.address,
+            state.take,
+            source,
+            target,
+            scratch,
+            collective.label,
+            name,
+            meeting,
         )
     name = eqn.prim.name
-    return Host(across.run, ins, outs, name, eqn.source, together=True, meeting=meeting)
+    return Host(collective.run, ins, outs, name, eqn.source, together=True, meeting=meeting)
 
 
 _OPS = {"psum": "sum", "pmax": "max", "pmin": "min", "reduce_scatter": "sum"}

@@ -263,7 +263,7 @@ def test_any_order_gives_the_same_values(seed: int, least_seconds: float):
 
 
 class Alone:
-    """Stands for `Across`: a collective whose other members nobody needs here."""
+    """Stands for `HostCollective`: no other members are needed here."""
 
     is_watched = False
     label = 0
@@ -275,7 +275,7 @@ class Alone:
         raise AssertionError
 
 
-class AloneOverlapped:
+class AloneAsync:
     def __init__(self, _: Any) -> None:
         pass
 
@@ -283,8 +283,8 @@ class AloneOverlapped:
 
 
 def test_a_training_step_is_as_the_golden_text_says(request, monkeypatch):
-    monkeypatch.setattr(collective, "Across", Alone)
-    monkeypatch.setattr(collective, "Overlapped", AloneOverlapped)
+    monkeypatch.setattr(collective, "HostCollective", Alone)
+    monkeypatch.setattr(collective, "AsyncCollective", AloneAsync)
 
     def loss(params: Any, x: Any) -> Any:
         for w, b in params:
