@@ -30,7 +30,7 @@ _absent = _below("jax")
 
 
 def __getattr__(name: str) -> _Any:
-    """What `spmd` imports when it is first asked for, and what is below `jax`."""
+    """The names that `spmd` imports when first asked, and the modules below `jax`."""
     if not name.startswith("_") and name in _spmd.__dir__():
         value = getattr(_spmd, name)
         if not isinstance(value, _ModuleType):

@@ -60,7 +60,7 @@ class Compiled:
     source: str = ""
 
 
-def compile_cubin(source: str, arch: str) -> Compiled:
+def compile_cubin(source: str, arch: str, options: tuple[str, ...] = ()) -> Compiled:
     """Compile CUDA C++ text for `arch` ("sm_80", "sm_90", ...).
 
     Raises:
@@ -92,7 +92,7 @@ def _compiled(
     text = source.encode()
     _call("nvrtcCreateProgram", ctypes.byref(program), text, b"kernels.cu", 0, None, None)
     try:
-        given = [option.encode() for option in (f"-arch={arch}", *OPTIONS)]
+        given = [option.encode() for option in (f"-arch={arch}", *OPTIONS, *options)]
         array = (ctypes.c_char_p * len(given))(*given)
         status = library.nvrtcCompileProgram(program, len(given), array)
         log = _text_of(program, "ProgramLog")

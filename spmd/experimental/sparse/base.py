@@ -1,4 +1,4 @@
-"""What all sparse arrays have in common, and the function of unbatched ones over batch dims."""
+"""The base of all sparse arrays, and the function of unbatched ones over batch dims."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from spmd.core.trace import Tracer
 
 
 class SparseEfficiencyError(ValueError):
-    """What was asked for would store many more elements than there are."""
+    """The array that was asked for would store many more elements than there are."""
 
 
 class SparseEfficiencyWarning(UserWarning):
-    """What was asked for stores many more elements than there are."""
+    """The array that was asked for stores many more elements than there are."""
 
 
 class JAXSparse(abc.ABC):

@@ -17,7 +17,7 @@ from spmd.experimental.sparse.rows import BCSR
 
 
 class _Matrix(JAXSparse):
-    """What the three have in common: the one of `BCOO`, dense arrays, and products."""
+    """The base of the three: the `BCOO` of one, its dense array, and products."""
 
     shape: tuple[int, int]
 
