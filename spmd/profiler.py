@@ -8,6 +8,7 @@ gets one file a rank, and at the end `trace.json` for Perfetto (https://ui.perfe
 from __future__ import annotations
 
 import functools
+import typing as _typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError
+from spmd.base.lazy_import import without as _without
 from spmd.base.source import current_source
 from spmd.transport import trace_export
 from spmd.transport import world as bootstrap
@@ -151,3 +153,7 @@ def annotate_function(func: F, name: str | None = None, **kwargs: Any) -> F:
     3
     """
     return TraceAnnotation(name or getattr(func, "__name__", repr(func)), **kwargs)(func)
+
+
+if not _typing.TYPE_CHECKING:  # which knows what is missing by itself
+    __getattr__ = _without(__name__)

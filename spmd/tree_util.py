@@ -2,6 +2,9 @@
 
 # ruff: noqa: F401
 
+import typing as _typing
+
+from spmd.base.lazy_import import without as _without
 from spmd.base.tree import (
     DictKey,
     FlattenedIndexKey,
@@ -42,3 +45,6 @@ from spmd.base.tree_nodes import (
     treedef_is_leaf,
 )
 from spmd.base.tree_structures import default_registry
+
+if not _typing.TYPE_CHECKING:  # which knows what is missing by itself
+    __getattr__ = _without(__name__)

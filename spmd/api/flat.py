@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from spmd.base.errors import ArgumentError, GradError
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, GradError, ShapeError
 from spmd.base.source import current_source
 from spmd.base.tree import (
     TreeDef,
@@ -17,8 +19,9 @@ from spmd.base.tree import (
     tree_unflatten,
 )
 from spmd.base.util import function_name
-from spmd.core.aval import ShapedArray, typeof
+from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.ir import ClosedJaxpr, Jaxpr
+from spmd.core.primitive import Zero
 from spmd.lax.convert import convert_element_type
 from spmd.sharding.array import array_of
 
@@ -32,6 +35,8 @@ class FlatFunction:
         self.has_aux = has_aux
         self.out_tree: TreeDef | None = None
         self.aux_tree: TreeDef | None = None
+        # What of aux is no array passes by: it is of no concern to any transformation.
+        self.aux_objects: dict[int, Any] = {}
         self.num_out = 0
 
     def __call__(self, *flat: Any) -> list[Any]:
@@ -40,11 +45,13 @@ class FlatFunction:
         if self.has_aux:
             if not (isinstance(out, (tuple, list)) and len(out) == 2):
                 raise GradError(
-                    f"{function_name(self.f)}: has_aux=True needs a pair (value, aux), "
-                    f"got {type(out).__name__}"
+                    f"{function_name(self.f)}: has_aux=True needs a pair (value, aux), but the "
+                    f"function returned {_in_words(out)}"
                 )
             out, aux = out
             extra, self.aux_tree = tree_flatten(aux)
+            self.aux_objects = {k: x for k, x in enumerate(extra) if not is_arraylike(x)}
+            extra = [x for x in extra if is_arraylike(x)]
         else:
             extra = []
         leaves, self.out_tree = tree_flatten(out)
@@ -58,7 +65,42 @@ class FlatFunction:
 
     def aux(self, outs: Sequence[Any]) -> Any:
         assert self.aux_tree is not None
-        return tree_unflatten(self.aux_tree, outs[self.num_out :])
+        leaves = list(outs[self.num_out :])
+        for place, x in self.aux_objects.items():  # in rising order of places
+            leaves.insert(place, x)
+        return tree_unflatten(self.aux_tree, leaves)
+
+
+def _in_words(out: Any) -> str:
+    """What a function returned instead of a pair (value, aux), and what to do about it."""
+    if out is None:
+        return "None; is its return statement missing?"
+    if isinstance(out, (tuple, list)):
+        return f"{len(out)} values; put all but the first into one: return value, (a, b)"
+    if is_arraylike(out):
+        return f"one array, {typeof(out).short()}; leave has_aux out, or return value, aux"
+    return f"a {type(out).__name__}; write return value, aux"
+
+
+def check_function(transformation: str, fun: Any) -> None:
+    """Raise an ArgumentError if what is to be transformed is no function."""
+    if not callable(fun):
+        raise ArgumentError(
+            f"{current_source()}: {transformation}: {fun!r} of type {type(fun).__name__} "
+            "is not a function"
+        )
+
+
+def check_cotangents(what: str, out_avals: Sequence[ShapedArray], cts: Sequence[Any]) -> None:
+    """Raise a ShapeError if a cotangent has not the shape and dtype of its output."""
+    for k, (x, aval) in enumerate(zip(cts, out_avals, strict=False)):
+        want, have = aval.tangent(), typeof(x)
+        if is_float0(want) or (want.shape == have.shape and want.dtype == have.dtype):
+            continue
+        raise ShapeError(
+            f"{current_source()}: {what}: cotangent leaf {k} must be "
+            f"{want.dtype}{list(want.shape)} like the output, got {have.dtype}{list(have.shape)}"
+        )
 
 
 def check_outputs_are_arrays(f: Callable[..., Any], leaves: Sequence[Any]) -> None:
@@ -75,10 +117,23 @@ def check_outputs_are_arrays(f: Callable[..., Any], leaves: Sequence[Any]) -> No
 
 
 def as_array(x: Any) -> Any:
-    """NumPy arrays and numbers as `Array`; arrays and tracers as they are."""
+    """NumPy arrays and numbers as `Array`; arrays, tracers and float0 as they are."""
     if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):
-        return array_of(x)
+        return x if getattr(x, "dtype", None) == dtypes.float0 else array_of(x)
     return x
+
+
+def as_derivative(t: Any) -> Any:
+    """A tangent or cotangent as users get it: that of an integer is a NumPy array of float0."""
+    aval = t.aval if isinstance(t, Zero) else typeof(t)
+    if is_float0(aval):
+        return np.zeros(aval.shape, dtypes.float0)
+    return array_of(np.zeros(aval.shape, aval.dtype), aval) if isinstance(t, Zero) else as_array(t)
+
+
+def is_float0(aval: ShapedArray) -> bool:
+    """Whether a derivative of this type carries no information, as those of integers do."""
+    return aval.dtype == dtypes.float0
 
 
 def as_primal_type(ct: Any, aval: ShapedArray) -> Any:
@@ -88,14 +143,28 @@ def as_primal_type(ct: Any, aval: ShapedArray) -> Any:
     return convert_element_type(ct, aval.dtype, weak_type=True)
 
 
-def normal_argnums(f: Any, argnums: Any, count: int) -> tuple[int, ...]:
-    given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    out = []
-    for k in given:
-        if not isinstance(k, int) or not -count <= k < count:
+def plain_argnums(argnums: Any) -> int | tuple[int, ...]:
+    """An integer, or a tuple of them, of anything that stands for one."""
+    try:
+        return operator.index(argnums)
+    except TypeError:
+        return tuple(argnums)
+
+
+def normal_argnums(f: Any, argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
+    name = f"grad({function_name(f)})"
+    if argnums == ():
+        raise ArgumentError(f"{current_source()}: {name}: argnums=() names no argument")
+    out: list[int] = []
+    for k in (argnums,) if isinstance(argnums, int) else argnums:
+        if not hasattr(k, "__index__") or not -count <= operator.index(k) < count:
             raise ArgumentError(
-                f"{current_source()}: grad({function_name(f)}): argnums={argnums} names positional "
+                f"{current_source()}: {name}: argnums={argnums} names positional "
                 f"argument {k}, but the call has {count}"
+            )
+        if k % count in out:
+            raise ArgumentError(
+                f"{current_source()}: {name}: argnums={argnums} names argument {k % count} twice"
             )
         out.append(k % count)
     return tuple(out)

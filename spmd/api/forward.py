@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
-from spmd.api.flat import FlatFunction, Residual, as_array
+from spmd.api.flat import FlatFunction, Residual, as_array, as_derivative
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, GradError, PytreeError, ShapeError
 from spmd.base.source import current_source
@@ -19,7 +19,7 @@ from spmd.core.argument_names import (
 )
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.jvp import instantiate, jvp_flat
+from spmd.core.jvp import jvp_flat
 from spmd.core.linearize import linearize_flat
 from spmd.core.primitive import Zero
 from spmd.core.rewrite import eval_closed
@@ -58,7 +58,7 @@ def jvp(
     >>> spmd.jvp(lambda x: x * x, (3.0,), (1.0,))
     (Array(9., dtype=float32, weak_type=True), Array(6., dtype=float32, weak_type=True))
     """
-    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+    if type(primals) is not type(tangents) or not isinstance(primals, (tuple, list)):
         raise ArgumentError(
             f"{current_source()}: jvp({function_name(fun)}): primals and tangents must be tuples, "
             f"got {type(primals).__name__} and {type(tangents).__name__}"
@@ -79,7 +79,7 @@ def jvp(
     flat_f = FlatFunction(fun, in_tree, has_aux)
     outs, out_tangents = jvp_flat(flat_f, flat, pushed)
     outs = [as_array(x) for x in outs]
-    moved = [as_array(instantiate(t)) for t in out_tangents]
+    moved = [as_derivative(t) for t in out_tangents]
     value, tangent = flat_f.value(outs), flat_f.value(moved)
     return (value, tangent, flat_f.aux(outs)) if has_aux else (value, tangent)
 
@@ -92,8 +92,13 @@ def _check_tangent(fun: Any, name: str, aval: ShapedArray, t: Any) -> Any:
                 f"{current_source()}: jvp({function_name(fun)}): {name} has dtype "
                 f"{aval.dtype}, so its tangent must have dtype float0, got {got}"
             )
+        if want.shape != got.shape:
+            raise ShapeError(
+                f"{current_source()}: jvp({function_name(fun)}): {name} has shape {want.shape}, "
+                f"so its tangent must have it too, got float0{list(got.shape)}"
+            )
         return Zero(want)
-    if want.shape != got.shape or (want.dtype != got.dtype and not got.weak_type):
+    if want.shape != got.shape or want.dtype != got.dtype:
         raise ShapeError(
             f"{current_source()}: jvp({function_name(fun)}): the tangent of {name} must be "
             f"{want.dtype}{list(want.shape)} like its primal, got {got.dtype}{list(got.shape)}"
@@ -148,10 +153,9 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
         moved = [_check_tangent(fun, n, a, t) for n, a, t in zip(names, avals, given, strict=True)]
         found = iter(eval_closed(linear, *[t for t, nz in zip(moved, nonzero, strict=True) if nz]))
         full = [
-            next(found) if nz else instantiate(Zero(a))
-            for nz, a in zip(out_nonzero, out_avals, strict=True)
+            next(found) if nz else Zero(a) for nz, a in zip(out_nonzero, out_avals, strict=True)
         ]
-        return flat_f.value([as_array(t) for t in full])
+        return flat_f.value([as_derivative(t) for t in full])
 
     value, pushforward = flat_f.value(outs), Residual(push, linear)
     return (value, pushforward, flat_f.aux(outs)) if has_aux else (value, pushforward)

@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from spmd.api.flat import FlatFunction, Residual, as_array, partial_of
+from spmd.api.flat import (
+    FlatFunction,
+    Residual,
+    as_derivative,
+    check_cotangents,
+    check_function,
+    partial_of,
+)
 from spmd.base.config import config
 from spmd.base.dtypes import canonical
 from spmd.base.errors import PytreeError
@@ -30,7 +37,6 @@ from spmd.core.argument_names import (
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.jvp import instantiate
 from spmd.core.primitive import Linear
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.transpose import backward_pass
@@ -72,6 +78,7 @@ def make_jaxpr(
     >>> spmd.make_jaxpr(lambda x: lax.psum(x, "i"), axis_env=[("i", 4)])(1.0)
     { lambda ; a:f32[]. let b:f32[] = psum[axes=('i',) groups=None] a in (b,) }
     """
+    check_function("make_jaxpr", fun)
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
     @functools.wraps(fun)
@@ -92,6 +99,7 @@ def make_jaxpr(
             return closed
         return closed, flat_f.value([describe(a) for a in closed.out_avals])
 
+    jaxpr_of.__name__ = f"make_jaxpr({function_name(fun)})"
     return jaxpr_of
 
 
@@ -172,8 +180,10 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., An
                 f"{current_source()}: linear_transpose({function_name(fun)}): the cotangent must "
                 f"have the structure of the output, {flat_f.out_tree}, got {got}"
             )
+        what = f"linear_transpose({function_name(fun)})"
+        check_cotangents(what, closed.out_avals, cts)
         found = backward_pass(closed.jaxpr, closed.consts, [Linear(a) for a in avals], cts)
-        args, _ = tree_unflatten(in_tree, [as_array(instantiate(x)) for x in found])
+        args, _ = tree_unflatten(in_tree, [as_derivative(x) for x in found])
         return args
 
     return Residual(transposed, closed)

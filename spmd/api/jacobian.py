@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
 import numpy as np
 
-from spmd.api.flat import normal_argnums, partial_of
+from spmd.api.flat import check_function, normal_argnums, partial_of, plain_argnums
 from spmd.api.forward import jvp
 from spmd.api.reverse import check_differentiable, check_field, pull_flat, vjp_flat
 from spmd.api.vectorize import vmap
@@ -21,7 +20,7 @@ from spmd.base.tree import (
     tree_map,
     tree_unflatten,
 )
-from spmd.base.util import function_name
+from spmd.base.util import described, function_name
 from spmd.core.aval import ShapedArray, typeof
 from spmd.sharding.array import from_numpy
 
@@ -100,7 +99,10 @@ def jacfwd(
            [0., 4.]], dtype=float32)
     """
 
-    @functools.wraps(fun)
+    check_function("jacfwd", fun)
+    argnums = plain_argnums(argnums)
+
+    @described(fun, "The Jacobian of {0} with respect to argument(s) {1}.", argnums)
     def jacobian(*args: P.args, **kwargs: P.kwargs) -> Any:
         nums = normal_argnums(fun, argnums, len(args))
         check_differentiable(fun, nums, args, holomorphic, False, "jacfwd")
@@ -108,13 +110,11 @@ def jacfwd(
         _check_real_arguments(fun, some, holomorphic)
         f = partial_of(fun, nums, args, kwargs)
         leaves, tree = tree_flatten(some)
-        aux: list[Any] = []
 
         def push(*tangents: Any) -> Any:
             out = jvp(f, some, tree_unflatten(tree, tangents), has_aux)
             if holomorphic:
                 check_field(_name("jacfwd", fun), tree_leaves(out[0]), holomorphic)
-            aux[:] = [out[2]] if has_aux else []
             return (out[1], out[2]) if has_aux else out[1]
 
         out_axes: Any = (-1, None) if has_aux else -1
@@ -151,7 +151,10 @@ def jacrev(
            [2., 5.]], dtype=float32)
     """
 
-    @functools.wraps(fun)
+    check_function("jacrev", fun)
+    argnums = plain_argnums(argnums)
+
+    @described(fun, "The Jacobian of {0} with respect to argument(s) {1}.", argnums)
     def jacobian(*args: P.args, **kwargs: P.kwargs) -> Any:
         nums = normal_argnums(fun, argnums, len(args))
         check_differentiable(fun, nums, args, holomorphic, allow_int, "jacrev")

@@ -13,14 +13,18 @@ from spmd.api.flat import (
     FlatFunction,
     Residual,
     as_array,
+    as_derivative,
     as_primal_type,
+    check_cotangents,
+    check_function,
     normal_argnums,
     partial_of,
+    plain_argnums,
 )
 from spmd.api.summed import warn_of_summed_loss
 from spmd.base import dtypes
 from spmd.base.context import state
-from spmd.base.errors import ArgumentError, GradError, PytreeError, ShapeError
+from spmd.base.errors import GradError, PytreeError
 from spmd.base.source import current_source
 from spmd.base.tree import (
     tree_flatten,
@@ -28,7 +32,7 @@ from spmd.base.tree import (
     tree_structure,
     tree_unflatten,
 )
-from spmd.base.util import function_name
+from spmd.base.util import described, function_name
 from spmd.core.argument_names import (
     check_arrays,
     leaf_names,
@@ -76,17 +80,10 @@ class _Pull:
                 f"{current_source()}: vjp({name}): the cotangent must have the structure of the "
                 f"output, {tree}, got {got}"
             )
-        for k, (x, aval) in enumerate(zip(cts, self.out_avals, strict=False)):
-            want, have = aval.tangent(), typeof(x)
-            if want.dtype != dtypes.float0 and (
-                want.shape != have.shape or (want.dtype != have.dtype and not have.weak_type)
-            ):
-                raise ShapeError(
-                    f"{current_source()}: vjp({name}): cotangent leaf {k} must be "
-                    f"{want.dtype}{list(want.shape)} like the output, "
-                    f"got {have.dtype}{list(have.shape)}"
-                )
-        args, _ = tree_unflatten(self.flat_f.in_tree, [as_array(x) for x in self.flat(linear, cts)])
+        check_cotangents(f"vjp({name})", self.out_avals, cts)
+        args, _ = tree_unflatten(
+            self.flat_f.in_tree, [as_derivative(x) for x in self.flat(linear, cts)]
+        )
         return args
 
 
@@ -143,7 +140,8 @@ def fwd_and_bwd(
     >>> bwd(pullback, 1.0)
     Array(3., dtype=float32, weak_type=True)
     """
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    argnums = plain_argnums(argnums)
+    numbers = (argnums,) if isinstance(argnums, int) else argnums
 
     def fwd(*args: Any) -> Any:
         at = tuple(n % len(args) for n in numbers)
@@ -202,7 +200,7 @@ def grad(
     """
     both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int)
 
-    @functools.wraps(fun)
+    @described(fun, "The gradient of {0} with respect to argument(s) {1}.", argnums)
     def gradient(*args: P.args, **kwargs: P.kwargs) -> Any:
         value, found = both(*args, **kwargs)
         return (found, value[1]) if has_aux else found
@@ -229,10 +227,10 @@ def value_and_grad(
     >>> value.item(), aux.item(), slope.item()
     (9.0, -3.0, 6.0)
     """
-    if not callable(fun):
-        raise ArgumentError(f"{current_source()}: grad: {fun!r} is not a function")
+    check_function("grad", fun)
+    argnums = plain_argnums(argnums)
 
-    @functools.wraps(fun)
+    @described(fun, "The value of {0}, and its gradient with respect to argument(s) {1}.", argnums)
     def both(*args: P.args, **kwargs: P.kwargs) -> Any:
         nums = normal_argnums(fun, argnums, len(args))
         some = [args[k] for k in nums]
@@ -243,7 +241,9 @@ def value_and_grad(
             warn_of_summed_loss(function_name(fun), pullback.closed)
         aval = typeof(outs[0]).update(vma=())
         one = from_numpy(np.ones((), aval.dtype), aval, copy=False)
-        found, _ = tree_unflatten(flat_f.in_tree, [as_array(x) for x in pull_flat(pullback, [one])])
+        found, _ = tree_unflatten(
+            flat_f.in_tree, [as_derivative(x) for x in pull_flat(pullback, [one])]
+        )
         gradient = found[0] if isinstance(argnums, int) else tuple(found)
         value = flat_f.value(outs)
         return ((value, flat_f.aux(outs)) if has_aux else value), gradient
@@ -288,10 +288,22 @@ def check_differentiable(
 def _check_scalar(fun: Any, flat_f: FlatFunction, outs: list[Any], holomorphic: bool) -> None:
     name = f"{current_source()}: grad({function_name(fun)})"
     if flat_f.num_out != 1 or flat_f.out_tree != tree_structure(0):
-        raise GradError(
-            f"{name}: the function must return one scalar, got a pytree {flat_f.out_tree}; "
-            "use has_aux=True for extra outputs, or jacrev"
-        )
+        tree = flat_f.out_tree
+        if tree == tree_structure(None):
+            advice = "it returned None: is its return statement missing?"
+        elif flat_f.has_aux:
+            advice = (
+                f"with has_aux=True the first of its pair, but that is a pytree {tree}; "
+                "are value and aux the other way round?"
+            )
+        elif tree is not None and tree.kind in (tuple, list) and len(tree.parts) == 2:
+            advice = (
+                f"got a pytree {tree}; for a pair (value, aux) say has_aux=True, for all "
+                "derivatives use jacrev"
+            )
+        else:
+            advice = f"got a pytree {tree}; use has_aux=True for extra outputs, or jacrev"
+        raise GradError(f"{name}: the function must return one scalar, {advice}")
     aval = typeof(outs[0])
     if aval.shape:
         raise GradError(

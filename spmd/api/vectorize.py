@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from spmd.api.flat import FlatFunction, as_array
+from spmd.api.flat import FlatFunction, as_array, check_function
 from spmd.base.context import state
 from spmd.base.errors import ArgumentError, ShardingTypeError
 from spmd.base.source import current_source
@@ -16,9 +15,10 @@ from spmd.base.tree import (
     tree_leaves,
     tree_unflatten,
 )
-from spmd.base.util import function_name
+from spmd.base.util import described, function_name
 from spmd.core.argument_names import (
     check_arrays,
+    check_axes,
     check_axis_name_free,
     leaf_names,
     mapped_size,
@@ -61,6 +61,8 @@ def vmap(
     >>> spmd.vmap(lambda x: x - lax.pmean(x, "i"), axis_name="i")(np.arange(3.0))
     Array([-1.,  0.,  1.], dtype=float32)
     """
+    check_function("vmap", fun)
+    check_axes(f"vmap({function_name(fun)})", "in_axes", in_axes)
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     spmd_names: tuple[Any, ...] = ()
@@ -69,7 +71,7 @@ def vmap(
 
     how = {"axis_name": axis_name, "axis_size": axis_size, "spmd_axis_name": spmd_axis_name}
 
-    @functools.wraps(fun)
+    @described(fun, "Vectorized version of {0}, over an axis of arrays that it takes.")
     def mapped(*args: P.args, **kwargs: P.kwargs) -> R:
         what = f"vmap({function_name(fun)})"
         flat, in_tree = tree_flatten((args, kwargs))

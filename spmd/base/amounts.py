@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9}
+UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 def size_text(count: float) -> str:
@@ -11,11 +11,11 @@ def size_text(count: float) -> str:
     >>> size_text(98304)
     '98.3 KB'
     """
-    for unit in ("B", "KB", "MB"):
+    for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:.3g} GB"
+    return f"{count:.3g} TB"
 
 
 def bytes_of_text(text: str) -> int:

@@ -159,6 +159,20 @@ class GradError(SpmdError, TypeError):
     """A function or argument cannot be differentiated as asked."""
 
 
+class RuleError(GradError, ValueError):
+    """A rule of its user's own returned something of another shape than it must."""
+
+
+class ClosedOverError(GradError, UnexpectedTracerError):
+    """A function with rules of its user's own closes over what only an argument may be."""
+
+
+class FormatError(ArgumentError, IndexError, KeyError):
+    """A format of `debug.print` names a value that the call does not give."""
+
+    __str__ = Exception.__str__  # a KeyError would show the text between quotes
+
+
 # ---- running -----------------------------------------------------------------------------------
 
 
@@ -212,6 +226,10 @@ class OutOfMemoryError(SpmdError, MemoryError):
 
 class DeletedError(SpmdError, RuntimeError, ValueError):
     """A donated or deleted array was used."""
+
+
+class OutOfMemoryError(SpmdError, MemoryError, RuntimeError):
+    """The system has not the memory that a result or a program's work needs."""
 
 
 class OptionError(SpmdError, RuntimeError, ValueError):

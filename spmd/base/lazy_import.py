@@ -32,6 +32,15 @@ class Deferred:
         return value
 
 
+def without(package: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that has all of its names: it says what to use for others."""
+
+    def find(name: str) -> Any:
+        raise _load("spmd.base.absent_names").missing(package, name)
+
+    return find
+
+
 def attach(
     package: str, modules: Sequence[str] = (), more: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -51,7 +60,7 @@ def attach(
         if name == "__all__":
             return all_names()
         if name.startswith("_") or name not in listed():
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise _load("spmd.base.absent_names").missing(package, name)
         value = here[name] = listed()[name]  # found without this function from now on
         return value
 

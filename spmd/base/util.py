@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -133,6 +134,46 @@ def present_as(wrapper: Any, wrapped: Any) -> None:
     for name, value in getattr(wrapped, "__dict__", {}).items():
         if not hasattr(own, name):
             wrapper.__dict__[name] = value
+
+
+def closest(name: str, options: Sequence[str]) -> str | None:
+    """The option that a misspelt name is most like, if it is like one at all.
+
+    >>> closest("bacth", ["batch", "model"]), closest("x", ["batch"])
+    ('batch', None)
+    """
+    rated = [(_edits(name, option), option) for option in options]
+    edits, option = min(rated, default=(len(name), ""))
+    return option if edits <= max(1, len(name) // 3) and edits < len(name) else None
+
+
+def _edits(a: str, b: str) -> int:
+    """How many characters are to be changed, added or left out to make `b` of `a`."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a):
+        above, row = row, [i + 1]
+        for j, y in enumerate(b):
+            row.append(min(row[j] + 1, above[j + 1] + 1, above[j] + (x != y)))
+    return row[-1]
+
+
+def described(
+    fun: Callable[..., Any], text: str, *values: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that gives a wrapper the names of `fun`, and a docstring of its own.
+
+    `text` holds {0} for the name of `fun`, {1} and so on for `values`. What `fun` says of itself
+    follows.
+    """
+    doc = text.format(function_name(fun), *values)
+    of_fun = getattr(inspect.unwrap(fun), "__doc__", None)
+
+    def with_names(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        functools.update_wrapper(wrapper, fun)
+        wrapper.__doc__ = f"{doc}\n\nOriginal documentation:\n\n{of_fun}" if of_fun else doc
+        return wrapper
+
+    return with_names
 
 
 def function_name(f: Any) -> str:

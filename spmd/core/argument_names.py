@@ -12,7 +12,7 @@ from typing import Any
 
 from spmd.base.errors import ArgumentError, AxisError, PytreeError, ShapeError
 from spmd.base.source import UNKNOWN, Source, current_source
-from spmd.base.tree import broadcast_prefix, keystr, tree_leaves_with_path
+from spmd.base.tree import broadcast_prefix, keystr, tree_leaves, tree_leaves_with_path
 from spmd.base.util import function_name
 from spmd.core.aval import ShapedArray, is_arraylike
 from spmd.core.stage import Debug
@@ -173,6 +173,16 @@ def _disagreement(what: str, sizes: dict[int, list[str]]) -> str:
         f"{what}: mapped arguments must agree about the size of the mapped dim:\n{text}\n"
         f"Make them all {common}, or give in_axes=None for those that are shared."
     )
+
+
+def check_axes(what: str, option: str, axes: Any) -> None:
+    """Raise an ArgumentError if an in_axes or out_axes holds what is neither a dim nor None."""
+    for axis in tree_leaves(axes):
+        if not isinstance(axis, int) or isinstance(axis, bool):
+            raise ArgumentError(
+                f"{current_source()}: {what}: {option}={axes!r} holds {axis!r} of type "
+                f"{type(axis).__name__}; each entry must be an integer dim or None"
+            )
 
 
 def check_axis_name_free(what: str, name: Any, bound: Sequence[Any]) -> None:

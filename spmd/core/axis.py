@@ -15,6 +15,7 @@ from typing import Any
 from spmd.base.context import busy, state
 from spmd.base.errors import AxisError
 from spmd.base.record import record
+from spmd.base.util import closest
 
 
 @record
@@ -58,8 +59,10 @@ def axis_frame(name: Any) -> AxisFrame:
         if frame.name == name:
             return frame
     bound = ", ".join(repr(f.name) for f in state.axes) or "none"
+    meant = closest(str(name), [str(f.name) for f in state.axes])
+    guess = f"Did you mean {meant!r}? " if meant else ""
     raise AxisError(
-        f"unbound axis name {name!r}. Axis names in scope here: {bound}. "
+        f"unbound axis name {name!r}. {guess}Axis names in scope here: {bound}. "
         f"Call this inside pmap(..., axis_name={name!r}), vmap(..., axis_name={name!r}) "
         f"or a shard_map over a mesh that has this axis."
     )

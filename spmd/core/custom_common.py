@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.base.context import current_trace, state
-from spmd.base.errors import ArgumentError, GradError, UnexpectedTracerError
+from spmd.base.errors import ArgumentError, ClosedOverError, GradError, UnexpectedTracerError
 from spmd.base.record import record
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
@@ -181,7 +181,7 @@ def differentiate_now(
 
 def check_closure(name: str, tangents: Sequence[Any]) -> None:
     if any(not isinstance(t, Zero) for t in tangents):
-        raise GradError(
+        raise ClosedOverError(
             f"{current_source()}: {name} has a custom derivative and closes over a value that is "
             "being differentiated; pass that value as an argument instead"
         )

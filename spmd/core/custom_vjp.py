@@ -12,9 +12,10 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from spmd.base import dtypes
 from spmd.base.context import attributed_to, state
-from spmd.base.errors import GradError, MissingRuleError
+from spmd.base.errors import ClosedOverError, GradError, MissingRuleError, RuleError
 from spmd.base.record import record
-from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
+from spmd.base.source import current_source
+from spmd.base.tree import TreeDef, tree_flatten, tree_leaves, tree_unflatten
 from spmd.base.util import function_name, present_as, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma, vma_hooks
@@ -31,7 +32,7 @@ from spmd.core.custom_common import (
 )
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.structural import reduce_sum
-from spmd.core.trace import CONSTANTS, EVAL, unchanged
+from spmd.core.trace import CONSTANTS, EVAL, Tracer, unchanged
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
 
 P = ParamSpec("P")
@@ -99,6 +100,13 @@ class custom_vjp(Generic[P, R]):
         if state.trace is EVAL:
             return self.fun(*args, **kwargs)
         given = positional(self.fun, self._signature, args, kwargs)
+        for k in self.nondiff_argnums:
+            if any(isinstance(x, Tracer) for x in tree_leaves(given[k])):
+                raise ClosedOverError(
+                    f"{current_source()}: custom_vjp: argument {k} of {function_name(self.fun)} is "
+                    "in nondiff_argnums, and a traced value: bwd would see it after its trace "
+                    "ended. Leave it out of nondiff_argnums, and return None for it in bwd"
+                )
         call = Call(self.fun, given, self.nondiff_argnums)
         rules = _VjpRules(call, self.fwd, self.bwd, self.symbolic_zeros)
         pair = {"_fwd": rules.forward, "_bwd": rules.backward}
@@ -178,19 +186,33 @@ class _VjpRules:
             name = f"the cotangent that bwd of {call.name} returned"
             flat += [None] * tree.num_leaves if ct is None else tree.flatten_up_to(ct, name)
         flat = [None if isinstance(ct, SymbolicZero) else ct for ct in flat]
-        self._check(flat)
-        return flat
+        return [
+            self._checked(k, ct, aval)
+            for k, (ct, aval) in enumerate(zip(flat, call.avals, strict=True))
+        ]
 
-    def _check(self, flat: Sequence[Any]) -> None:
-        for k, (ct, aval) in enumerate(zip(flat, self.call.avals, strict=True)):
-            if ct is not None and aval.tangent().dtype != dtypes.float0:
-                got = typeof(ct)
-                if got.shape != aval.shape or (got.dtype != aval.dtype and not got.weak_type):
-                    raise GradError(
-                        f"the bwd rule of {self.call.name} returned a cotangent "
-                        f"{got.strip_weak()} for argument leaf {k}, which is "
-                        f"{aval.strip_weak()}: shape and dtype must be the same (.astype converts)"
-                    )
+    def _checked(self, k: int, ct: Any, aval: ShapedArray) -> Any:
+        """A cotangent of the shape of its argument, in the dtype of it."""
+        want = aval.tangent()
+        if ct is None or want.dtype == dtypes.float0:
+            return ct
+        got = typeof(ct)
+        if got.shape != aval.shape:
+            raise RuleError(
+                f"the bwd rule of {self.call.name} returned a cotangent {got.strip_weak()} for "
+                f"argument leaf {k}, which is {aval.strip_weak()}: the shape must be the same"
+            )
+        if got.dtype == want.dtype or got.weak_type:
+            return ct
+        if not dtypes.is_inexact(got.dtype) or dtypes.is_complex(got.dtype) != dtypes.is_complex(
+            want.dtype
+        ):
+            raise RuleError(
+                f"the bwd rule of {self.call.name} returned a cotangent {got.strip_weak()} for "
+                f"argument leaf {k}, which is {aval.strip_weak()}: it must be of this dtype, or of "
+                "a wider or narrower one (.astype converts)"
+            )
+        return ct.astype(want.dtype)
 
 
 def _custom_vjp_jvp(

@@ -11,10 +11,13 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
+from spmd.base.config import config
 from spmd.base.context import state
+from spmd.base.errors import ArgumentError, RefusedError
+from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_map, tree_unflatten
 from spmd.base.util import function_name, split_list
-from spmd.core.argument_names import function_source
+from spmd.core.argument_names import check_arrays, function_source
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import (
     batch_call,
@@ -83,6 +86,41 @@ class checkpoint_policies:
         return policy
 
     @staticmethod
+    def save_anything_except_these_names(*names: str) -> Policy:
+        unwanted = frozenset(names)
+
+        def policy(prim: Primitive, *_: Any, **params: Any) -> bool:
+            return prim.name != "name" or params["name"] not in unwanted
+
+        return policy
+
+    @staticmethod
+    def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Policy:
+        """Keep products; all memory kinds of a CPU are one memory, so nothing moves."""
+        del offload_src, offload_dst
+        return checkpoint_policies.dots_with_no_batch_dims_saveable
+
+    @staticmethod
+    def save_and_offload_only_these_names(
+        *,
+        names_which_can_be_saved: Sequence[str],
+        names_which_can_be_offloaded: Sequence[str],
+        offload_src: str,
+        offload_dst: str,
+    ) -> Policy:
+        """Keep values of these names; those to be offloaded stay, where host memory is the one."""
+        del offload_src, offload_dst
+        both = set(names_which_can_be_saved) & set(names_which_can_be_offloaded)
+        if both:
+            raise ArgumentError(
+                f"{current_source()}: save_and_offload_only_these_names: the names "
+                f"{sorted(both)} are to be saved and to be offloaded; leave them out of one list"
+            )
+        return checkpoint_policies.save_only_these_names(
+            *names_which_can_be_saved, *names_which_can_be_offloaded
+        )
+
+    @staticmethod
     def save_from_both_policies(first: Policy, second: Policy) -> Policy:
         return lambda prim, *avals, **params: (
             first(prim, *avals, **params) or second(prim, *avals, **params)
@@ -121,6 +159,7 @@ def checkpoint(
     policy: Policy | None = None,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Iterable[str] = (),
+    concrete: bool = False,
 ) -> Callable[..., Any]:
     """Make `fun` recompute its intermediate values when it is differentiated in reverse.
 
@@ -128,7 +167,11 @@ def checkpoint(
     memory and work change. `policy` names values to keep all the same (`checkpoint_policies`).
     Without `prevent_cse` the compiler may undo the recomputation; inside a `scan` it cannot, and
     the barrier is not needed. Arguments named in `static_argnums` or `static_argnames` stay what
-    they are: no arrays. Without `fun` this is a decorator with options.
+    they are: no arrays. Without `fun` this is a decorator with options. `fun` is traced: it can't
+    branch on the values of its arguments. `concrete=True`, JAX's old way to do so, is refused.
+
+    Raises `RefusedError` for `concrete=True`, `ArgumentError` if `static_argnums` names an argument
+    that a call lacks or if `fun` returns what is no array.
 
     >>> spmd.grad(spmd.checkpoint(lambda x: x * x))(3.0)
     Array(6., dtype=float32, weak_type=True)
@@ -138,6 +181,11 @@ def checkpoint(
     Array([[0., 1., 2.],
            [0., 1., 2.]], dtype=float32)
     """
+    if concrete:
+        raise RefusedError(
+            f"{current_source()}: checkpoint: concrete=True is not supported; make the arguments "
+            "whose values Python needs static, by static_argnums"
+        )
     if fun is None:
         return functools.partial(
             checkpoint,
@@ -154,10 +202,16 @@ def checkpoint(
 
     @functools.wraps(fun)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        outside = [i for i in static if not -len(args) <= i < len(args)]
+        if outside and not names:
+            raise ArgumentError(
+                f"{current_source()}: checkpoint({name}): static_argnums={static_argnums} names "
+                f"positional argument {outside[0]}, but the call has {len(args)}"
+            )
         fixed = {i % len(args) if i < 0 else i for i in static}
         kept = {key: value for key, value in kwargs.items() if key in names}
         moving = {key: value for key, value in kwargs.items() if key not in names}
-        if state.trace is EVAL:
+        if state.trace is EVAL and config.disable_jit:
             # Traced, the function sees arrays and gives arrays: so it does here.
             given = [x if i in fixed else tree_map(unchanged, x) for i, x in enumerate(args)]
             return tree_map(unchanged, fun(*given, **tree_map(unchanged, moving), **kept))
@@ -170,6 +224,7 @@ def checkpoint(
             rest = iter(given)
             full = [x if i in fixed else next(rest) for i, x in enumerate(args)]
             leaves, tree = tree_flatten(fun(*full, **keywords, **kept))
+            check_arrays(f"checkpoint({name})", [f"output {k}" for k in range(len(leaves))], leaves)
             trees.append(tree)
             return leaves
 

@@ -85,6 +85,19 @@ class Tracer(HasAval):
 
     # -- where Python wants a concrete value --
 
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        value = self.concrete()
+        if value is not None:
+            return format(value, spec)
+        raise ConcretizationError(
+            f"{current_source()}: an f-string or format() was to write a traced value as {spec!r}, "
+            f"but it has a number only when the program runs: {self!r}.\n"
+            f"{self.where_from().strip()}\n"
+            f'Write debug.print("{{x:{spec}}}", x=...), without f: it formats the number then.'
+        )
+
     def _need(self, error: type[ConcretizationError], what: str, advice: str) -> Any:
         value = self.concrete()
         if value is None:

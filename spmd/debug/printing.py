@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.base.errors import ArgumentError
+from spmd.base.errors import ArgumentError, FormatError
 from spmd.base.record import record
 from spmd.base.source import current_source
 from spmd.lax.callback import debug_callback, here
@@ -40,7 +40,7 @@ class _Checker(string.Formatter):
         except (IndexError, KeyError):
             if key in PLACE_NAMES:
                 return ""
-            raise ArgumentError(
+            raise FormatError(
                 f"{current_source()}: {self.name}: the format names {{{key}}}, but the call gives "
                 f"{len(args)} positional arguments and the names {', '.join(kwargs) or 'none'}"
             ) from None

@@ -17,7 +17,13 @@ import numpy as np
 
 from spmd.base.context import attributed_to, current_trace
 from spmd.base.dtypes import canonical
-from spmd.base.errors import ArgumentError, DtypeError, PytreeError, ShapeError
+from spmd.base.errors import (
+    ArgumentError,
+    DtypeError,
+    PytreeError,
+    RefusedError,
+    ShapeError,
+)
 from spmd.base.record import record
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
@@ -26,7 +32,7 @@ from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.axis import manual_axes, replace_axes
 from spmd.core.primitive import Primitive, Refused
 from spmd.core.structural import broadcast_leading, to_front
-from spmd.core.trace import EVAL
+from spmd.core.trace import EVAL, unchanged
 
 # ---- where a callback runs ---------------------------------------------------------------------
 
@@ -115,7 +121,7 @@ class HostFunction:
     avals: tuple[ShapedArray, ...] = ()
 
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        given = iter(arrays)
+        given = iter(arrays if self.out_tree is None else map(unchanged, arrays))
         leaves = [next(given) if f is None else f.value for f in self.fixed]
         args, kwargs = tree_unflatten(self.in_tree, leaves)
         out = self.function(*args, **kwargs)
@@ -209,7 +215,8 @@ def _result_avals(what: str, results: Any) -> tuple[tuple[ShapedArray, ...], Tre
     return tuple(avals), tree
 
 
-# As which exception a callback's own one reaches the caller of the program; None: as itself.
+# As which exception a callback's own one reaches the caller of the program; None: as one of its
+# class that is a RuntimeError too.
 raised_as: Callable[[Exception], Exception] | None = None
 
 
@@ -229,7 +236,24 @@ def _run(what: str, xp: Any, function: Any, operands: Sequence[Any]) -> list[np.
             error.add_note(f"raised in the {what} made at {source}{on}{at}")
             if raised_as is not None:
                 raise raised_as(error) from error
-            raise
+            if what == "debug.callback" or isinstance(error, (RuntimeError, KeyboardInterrupt)):
+                raise
+            raise _as_runtime_error(error) from error.__cause__
+
+
+_runtime_errors: dict[type[Exception], type[Exception]] = {}
+
+
+def _as_runtime_error(error: Exception) -> Exception:
+    """The error of a callback as one of the program that ran it, too: both classes catch it."""
+    kind = type(error)
+    if kind not in _runtime_errors:
+        both: Any = type(kind.__name__, (kind, RuntimeError), {"__module__": kind.__module__})
+        _runtime_errors[kind] = both
+    found = _runtime_errors[kind].__new__(_runtime_errors[kind], *error.args)
+    found.args = error.args
+    found.__dict__.update(error.__dict__)
+    return found.with_traceback(error.__traceback__)
 
 
 _NOT_PARTITIONED = Refused("a callback sees whole arrays; call it inside shard_map for the pieces")
@@ -255,8 +279,8 @@ def pure_callback(
 ) -> Any:
     """Call a Python function without side effects from inside a compiled program.
 
-    `callback` gets NumPy arrays (in the pytrees of `args` and `kwargs`; what is no array it gets as
-    it is) and returns what `result_shape_dtypes` describes, a pytree of shapes and dtypes. **It may
+    `callback` gets arrays (in the pytrees of `args` and `kwargs`; what is no array it gets as it
+    is) and returns what `result_shape_dtypes` describes, a pytree of shapes and dtypes. **It may
     be called any number of times**, also never, if its results are not needed.
 
     `vmap_method` says what `vmap` does: `"sequential"` calls it for each example;
@@ -264,7 +288,8 @@ def pure_callback(
     `"expand_dims"` likewise, that dim being 1 for arguments that are not mapped. Under pmap and
     shard_map every device calls it. It has no derivative; give it one with `custom_jvp`. It always
     runs on the host; `sharding` is accepted for JAX's sake. Raises `ArgumentError` for another
-    `vmap_method`.
+    `vmap_method`, `RefusedError` under `vmap` without one. What `callback` raises is a
+    `RuntimeError` too.
 
     >>> import numpy as np, spmd, spmd.numpy as snp
     >>> shape = spmd.ShapeDtypeStruct((3,), np.float32)
@@ -286,7 +311,7 @@ def _pure_batch(
     axis: Any, operands: Any, at: Any, *, function: Any, avals: Any, vmap_method: str | None
 ) -> Any:
     if vmap_method is None:
-        raise ArgumentError(
+        raise RefusedError(
             f"{current_source()}: pure_callback of {function} under vmap needs vmap_method: "
             "'sequential' (call it for each example), 'expand_dims' or 'broadcast_all' (it takes "
             "a leading dim)"
@@ -346,7 +371,7 @@ def io_callback(
 ) -> Any:
     """Call a Python function that may have side effects from inside a compiled program.
 
-    As for `pure_callback`, `callback` gets NumPy arrays in the pytrees of `args` and `kwargs`, and
+    As for `pure_callback`, `callback` gets arrays in the pytrees of `args` and `kwargs`, and
     returns what `result_shape_dtypes`, a pytree of shapes and dtypes, describes; None is for a
     callback that returns None. The call is made exactly as often as the program reaches it, even if
     its results are not used. All effects of a program keep their order here, `ordered` or not; with

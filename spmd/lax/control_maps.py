@@ -28,14 +28,14 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
     a new leading dim of size n. The dtype is that of the results of `f`. With `batch_size`, that
     many slices at a time are computed together, as `vmap` does. `vmap` is faster where memory
     allows. Raises the errors of `scan`, such as `ShapeError` if leading dims disagree, and
-    `ArgumentError` if `batch_size` is less than 1.
+    `ArgumentError` if `batch_size` is negative; 0 is JAX's for None.
 
     >>> lax.map(lambda x: x * x, np.arange(4))
     Array([0, 1, 4, 9], dtype=int32)
     >>> lax.map(lambda row: row.sum(), np.ones((5, 2)), batch_size=2)
     Array([2., 2., 2., 2., 2.], dtype=float32)
     """
-    if batch_size is None:
+    if not batch_size:  # None, or JAX's 0: no batches
         return scan(lambda _, x: ((), f(x)), (), xs)[1]
     if batch_size < 1:
         raise ArgumentError(

@@ -186,7 +186,7 @@ def _stage(f: Any, in_tree: Any, avals: list[ShapedArray]) -> tuple[Staged, Any,
     staged = Staged(f, in_tree, avals)
     tree = staged.out_tree
     assert tree is not None
-    if tree.kind is not tuple or len(tree.parts) != 2:
+    if tree.kind not in (tuple, list) or len(tree.parts) != 2:
         raise PytreeError(
             f"{current_source()}: lax.scan: the body must return a pair (carry, y), got {tree}"
         )

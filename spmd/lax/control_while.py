@@ -15,9 +15,9 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.context import current_trace
-from spmd.base.errors import DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.source import current_source
-from spmd.base.tree import tree_flatten, tree_map, tree_unflatten
+from spmd.base.tree import tree_flatten, tree_map, tree_structure, tree_unflatten
 from spmd.base.util import split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import impl_jaxpr, nonzero, spread
@@ -147,7 +147,7 @@ def _stage(f: Any, in_tree: Any, avals: list[ShapedArray]) -> Any:
 
 def _check_test(test: Staged) -> None:
     avals = test.out_avals
-    if len(avals) != 1 or avals[0].shape:
+    if test.out_tree != tree_structure(0) or avals[0].shape:
         got = ", ".join(map(str, avals))
         raise ShapeError(
             f"{current_source()}: lax.while_loop: cond_fun must return one boolean scalar, "
@@ -192,6 +192,12 @@ def fori_loop(
         return value
     bounds = [typeof(x) for x in (lower, upper)]
     dtype, _ = dtypes.promote(tuple((a.dtype, a.weak_type) for a in bounds))
+    numbers = any(a.weak_type for a in bounds) and all(dtypes.is_integer(a.dtype) for a in bounds)
+    if bounds[0].dtype != bounds[1].dtype and not numbers:
+        raise DtypeError(
+            f"{current_source()}: lax.fori_loop: lower and upper must be integers of one dtype, "
+            f"got {bounds[0]} and {bounds[1]}; convert one of them with .astype"
+        )
     if known and dtypes.is_float(dtype) and all(float(x).is_integer() for x in (lower, upper)):
         lower, upper, dtype = int(lower), int(upper), dtypes.canonical(int)
     if not dtypes.is_integer(dtype):
@@ -211,6 +217,11 @@ def fori_loop(
             "lax.fori_loop", 1, step, (start, init_val), None, length, unroll=unroll or 1
         )
         return out
+    if unroll is not None and int(unroll) > 1:
+        raise ArgumentError(
+            f"{current_source()}: lax.fori_loop: unroll={unroll} needs bounds that are known while "
+            "tracing; make them static, or leave unroll out"
+        )
     weak = bounds[0].weak_type and bounds[0].dtype == dtype
     limits = (convert_element_type(lower, dtype, weak), convert_element_type(upper, dtype))
     _, _, out = named_while(

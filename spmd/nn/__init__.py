@@ -2,6 +2,9 @@
 
 # ruff: noqa: F401
 
+import typing as _typing
+
+from spmd.base.lazy_import import without as _without
 from spmd.nn import initializers
 from spmd.nn.activations import (
     celu,
@@ -40,3 +43,6 @@ from spmd.nn.functions import (
     standardize,
 )
 from spmd.numpy.ufuncs import tanh
+
+if not _typing.TYPE_CHECKING:  # which knows what is missing by itself
+    __getattr__ = _without(__name__)

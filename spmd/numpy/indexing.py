@@ -15,7 +15,13 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, ShapeError, ShardingTypeError
+from spmd.base.errors import (
+    ArgumentError,
+    IndexingError,
+    MutationError,
+    ShapeError,
+    ShardingTypeError,
+)
 from spmd.base.source import current_source
 from spmd.base.tree import tree_map
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
@@ -146,6 +152,17 @@ class IndexUpdateHelper:
 
     def __getitem__(self, index: Any) -> IndexUpdateRef:
         return IndexUpdateRef(self.array, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise MutationError(
+            f"{current_source()}: x.at[i] = v does nothing to an array, which is immutable; write "
+            "x = x.at[i].set(v), or .add(v), .multiply(v), .min(v), .max(v) for v += and the like"
+        )
+
+    def __call__(self, *index: Any) -> None:
+        raise IndexingError(
+            f"{current_source()}: x.at takes its index in brackets: x.at[i].set(v), not x.at(i)"
+        )
 
     def __repr__(self) -> str:
         return f"IndexUpdateHelper({self.array!r})"

@@ -111,7 +111,8 @@ def percentile(
     """
     check_arraylike("percentile", a, q)
     share = divide(promote_dtypes_inexact(plain(q))[0], 100)
-    return quantile(a, share, axis, out, overwrite_input, method, keepdims, weights=weights)
+    refuse_out("percentile", out)
+    return _quantile("percentile", a, share, axis, method, keepdims, False, weights)
 
 
 def nanpercentile(
@@ -135,7 +136,8 @@ def nanpercentile(
     """
     check_arraylike("nanpercentile", a, q)
     share = divide(promote_dtypes_inexact(plain(q))[0], 100)
-    return nanquantile(a, share, axis, out, overwrite_input, method, keepdims, weights=weights)
+    refuse_out("nanpercentile", out)
+    return _quantile("nanpercentile", a, share, axis, method, keepdims, True, weights)
 
 
 def median(
@@ -153,7 +155,8 @@ def median(
     >>> snp.median(np.array([3, 1, 2, 10]))
     Array(2.5, dtype=float32)
     """
-    return quantile(a, 0.5, axis, out, overwrite_input, "midpoint", keepdims)
+    refuse_out("median", out)
+    return _quantile("median", a, 0.5, axis, "midpoint", keepdims, False, None)
 
 
 def nanmedian(
@@ -171,7 +174,8 @@ def nanmedian(
     >>> snp.nanmedian(np.array([1.0, np.nan, 3.0]))
     Array(2., dtype=float32)
     """
-    return nanquantile(a, 0.5, axis, out, overwrite_input, "midpoint", keepdims)
+    refuse_out("nanmedian", out)
+    return _quantile("nanmedian", a, 0.5, axis, "midpoint", keepdims, True, None)
 
 
 def _quantile(

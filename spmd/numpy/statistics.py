@@ -76,6 +76,7 @@ def mean(
     """
     refuse_out("mean", out)
     check_arraylike("mean", a)
+    canonical_axes(axis, typeof(a).ndim, "mean")
     a, mask = plain(a), check_where("mean", where)
     wanted = optional_dtype(dtype, "mean")
     result = wanted or dtypes.to_inexact(typeof(a).dtype)
@@ -237,6 +238,7 @@ def std(
     """
     refuse_out("std", out)
     check_arraylike("std", a)
+    canonical_axes(axis, typeof(a).ndim, "std")
     less = _correction("std", ddof, correction)
     return lax.sqrt(var(a, axis, dtype, None, less, keepdims, where=where, mean=mean))
 
@@ -358,6 +360,7 @@ def nanmean(
     """
     refuse_out("nanmean", out)
     check_arraylike("nanmean", a)
+    canonical_axes(axis, typeof(a).ndim, "nanmean")
     a = plain(a)
     if not dtypes.is_inexact(typeof(a).dtype):
         return mean(a, axis, dtype, out, keepdims, where=where)
@@ -386,6 +389,7 @@ def nanvar(
     """
     refuse_out("nanvar", out)
     check_arraylike("nanvar", a)
+    canonical_axes(axis, typeof(a).ndim, "nanvar")
     a = plain(a)
     compute, result = _var_dtypes("nanvar", typeof(a).dtype, dtype)
     a = lax.convert_element_type(a, compute)
@@ -421,4 +425,6 @@ def nanstd(
     >>> snp.nanstd(np.array([1.0, np.nan, 3.0]))
     Array(1., dtype=float32)
     """
+    check_arraylike("nanstd", a)
+    canonical_axes(axis, typeof(a).ndim, "nanstd")
     return lax.sqrt(nanvar(a, axis, dtype, out, ddof, keepdims, where, mean))

@@ -8,6 +8,9 @@
 
 # ruff: noqa: F401
 
+import typing as _typing
+
+from spmd.base.lazy_import import without as _without
 from spmd.random.binomial import binomial, multinomial
 from spmd.random.continuous import (
     cauchy,
@@ -56,3 +59,6 @@ from spmd.random.keys import (
     split,
     wrap_key_data,
 )
+
+if not _typing.TYPE_CHECKING:  # which knows what is missing by itself
+    __getattr__ = _without(__name__)

@@ -1,5 +1,8 @@
 """Arrays over devices: meshes, partition specs, shardings, `shard_map` and `pmap`."""
 
+import typing as _typing
+
+from spmd.base.lazy_import import without as _without
 from spmd.core.aval import ManualAxisType
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
 from spmd.sharding.constraint import shard_alike
@@ -37,3 +40,6 @@ __all__ = [
     "shard_alike",
     "use_abstract_mesh",
 ]
+
+if not _typing.TYPE_CHECKING:  # which knows what is missing by itself
+    __getattr__ = _without(__name__)

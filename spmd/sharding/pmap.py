@@ -20,6 +20,7 @@ from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves,
 from spmd.base.util import MISS, function_name, present_as
 from spmd.core.argument_names import (
     check_arrays,
+    check_axes,
     check_axis_name_free,
     function_source,
     leaf_names,
@@ -98,6 +99,8 @@ def pmap(
     """
     if not callable(fun):
         raise ArgumentError(f"{current_source()}: pmap: {fun!r} is not a function")
+    check_axes(f"pmap({function_name(fun)})", "in_axes", in_axes)
+    check_axes(f"pmap({function_name(fun)})", "out_axes", out_axes)
     return PmapFunction(
         fun,
         axis_name,

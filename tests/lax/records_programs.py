@@ -110,7 +110,7 @@ def _difference(f: Any, step: float = 1e-6) -> Any:
 
 
 def _attention_tangent(lax: Any, *xs: Any) -> Any:
-    return spmd.jvp(_attention, xs, [np.ones(x.shape, x.dtype) for x in xs])[1]
+    return spmd.jvp(_attention, xs, tuple(np.ones(x.shape, x.dtype) for x in xs))[1]
 
 
 def _attention_grad(lax: Any, *xs: Any) -> Any:

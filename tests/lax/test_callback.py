@@ -42,7 +42,7 @@ def test_pure_value(dtype, shape):
 
 def test_pure_pytrees_and_fixed_arguments():
     def split(tree, scale, *, mode):
-        assert mode == "both" and isinstance(tree["x"], np.ndarray)
+        assert mode == "both" and isinstance(tree["x"], spmd.Array)
         return {"a": tree["x"] * scale, "b": tree["x"].sum()}
 
     shapes = {"a": spmd.ShapeDtypeStruct((3,), np.float32), "b": np.float32(0)}
@@ -57,13 +57,12 @@ def test_pure_arguments_may_be_kept():
 
     def keep(x):
         kept.append(x)
-        x += 1  # the callback's own copy
-        return x
+        return x + 1
 
     f = spmd.jit(lambda x: spmd.pure_callback(keep, like(x), x * 2) - x)
     np.testing.assert_array_equal(np.asarray(f(snp.ones(4))), np.full(4, 2.0))
     f(snp.full(4, 7.0))
-    np.testing.assert_array_equal(kept[0], np.full(4, 3.0))
+    np.testing.assert_array_equal(kept[0], np.full(4, 2.0))  # memory of its own
 
 
 def test_unneeded_pure_call_is_dropped_and_equal_ones_are_merged():
@@ -132,7 +131,7 @@ def test_pure_nested_and_empty_vmap():
 def test_pure_refusals():
     with pytest.raises(RefusedError, match="custom_jvp"):
         spmd.grad(host_sin)(1.0)
-    with pytest.raises(ArgumentError, match="vmap_method"):
+    with pytest.raises(RefusedError, match="vmap_method"):
         spmd.vmap(host_sin)(snp.ones(2))
     with pytest.raises(ArgumentError, match="vmap_method='twice'"):
         spmd.pure_callback(np.sin, like(1.0), 1.0, vmap_method="twice")

@@ -67,7 +67,7 @@ def test_mistakes_are_named():
         lax.associative_scan(affine, (V, A))
     with pytest.raises(DimensionError, match=r"axis 0 is out of bounds for float32\[\]"):
         lax.associative_scan(affine, (np.float32(1), np.float32(2)))
-    with pytest.raises(ArgumentError, match="batch_size=0, a batch has at least 1 slice"):
-        lax.map(lambda x: x, V, batch_size=0)
+    with pytest.raises(ArgumentError, match="batch_size=-1, a batch has at least 1 slice"):
+        lax.map(lambda x: x, V, batch_size=-1)
     with pytest.raises(ArgumentError, match="xs has no leaves"):
         lax.map(lambda x: x, (), batch_size=2)

@@ -26,6 +26,7 @@ from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten
 from spmd.base.util import MISS
 from spmd.compile.dispatch.signature import Split
+from spmd.compile.executable.nan_check import check_operation
 from spmd.compile.lazy import (
     eager_kernels,
     elementwise,
@@ -510,5 +511,23 @@ config.on_program_update(_forget_closures)
 # What is compiled once is not looked at again.
 config.on_update("unasked_gathers", _forget_programs)
 config.on_update("unasked_gathers_from", _forget_programs)
-set_eager(evaluate)
+
+
+def _evaluate_and_look(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """`evaluate`, and a FloatingPointError for a result that holds what is looked for."""
+    outs = evaluate(prim, operands, params)
+    # A constant that becomes an array is no result; a map looks for itself, with all ranks.
+    if prim not in (convert_element_type_p, shard_map_p):
+        check_operation(prim.name, outs if prim.multiple else [outs])
+    return outs
+
+
+def _follow_settings(_: Any) -> None:
+    looks = config.debug_nans or config.debug_infs
+    set_eager(_evaluate_and_look if looks else evaluate)
+
+
+for _name in ("debug_nans", "debug_infs"):
+    config.on_update(_name, _follow_settings)
+_follow_settings(None)
 hook.specialise = specialise_map

@@ -91,7 +91,9 @@ class EagerCache:
                     if out is not MISS:
                         return out
                 break
-        if key not in self.table and not config.disable_jit:
+        if key not in self.table and not (
+            config.disable_jit or config.debug_nans or config.debug_infs
+        ):
             calls = self._counts.get(key, 0) + 1
             self._counts[key] = calls
             if calls >= COMPILE_AFTER and len(self.table) < MOST_KINDS:

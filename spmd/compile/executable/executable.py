@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from spmd.base.amounts import size_text
 from spmd.base.device import Device, default_device
-from spmd.base.errors import DeviceError
+from spmd.base.errors import DeviceError, OutOfMemoryError
 from spmd.base.source import current_source
 from spmd.compile.executable.async_operands import (
     Operands,
@@ -236,7 +237,20 @@ class Executable:
                 return self._enqueue(operands, takes, may_change or [True] * len(operands))
             except MemoryError:
                 QUEUE.drain()
-        return self._run(operands, takes)
+        try:
+            return self._run(operands, takes)
+        except MemoryError as error:
+            raise self._too_large(error) from None
+
+    def _too_large(self, error: MemoryError) -> OutOfMemoryError:
+        """The error of a run that found no memory, with the sizes of what it was for."""
+        text = error.text if isinstance(error, OutOfMemoryError) else str(error)
+        results = [f"{a.short()} of {size_text(a.nbytes)}" for a in self.out_avals]
+        shown = ", ".join(results[:4]) + ", ..." * (len(results) > 4)
+        work = size_text(sum(self.frames.arenas))
+        return OutOfMemoryError(
+            f"{self.native.name}: {text}; its results are {shown}, and its work needs {work} beside"
+        )
 
     def _run(
         self, operands: Sequence[Sequence[Any]], takes: Mapping[int, int]

@@ -14,7 +14,7 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.record import record
-from spmd.base.source import Source
+from spmd.base.source import Source, current_source
 from spmd.core.aval import typeof
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal
 from spmd.core.trace import to_numpy
@@ -30,6 +30,15 @@ def check_nans(closed: ClosedJaxpr, name: str, operands: Sequence[Any], results:
     if found is None:
         raise FloatingPointError(f"jit({name}): {bad} among its arguments reached its results")
     raise FloatingPointError(f"jit({name}): {found.text} at {found.source}")
+
+
+def check_operation(name: str, results: Sequence[Any]) -> None:
+    """Raise a FloatingPointError that names the user's line if an operation made a bad value."""
+    for x in results:
+        bad = what_is_wrong(x)
+        if bad is not None:
+            value = to_numpy(x)
+            raise FloatingPointError(f"{name} made {bad}{_place(value)} at {current_source()}")
 
 
 @record

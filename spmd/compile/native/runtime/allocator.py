@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.amounts import size_text
+from spmd.base.errors import OutOfMemoryError
 from spmd.base.fork import guard
 from spmd.sharding.array import BYTES_OFFSET
 
@@ -179,7 +181,10 @@ def alloc(nbytes: int) -> Block:
         home = _by_request[nbytes]
     except KeyError:
         home = _find_class(nbytes)
-    return alloc_of(home)
+    try:
+        return alloc_of(home)
+    except MemoryError:
+        raise OutOfMemoryError(f"no memory for {size_text(nbytes)} ({nbytes:,} bytes)") from None
 
 
 def alloc_of(home: SizeClass) -> Block:
