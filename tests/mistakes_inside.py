@@ -425,3 +425,78 @@ def scan_whose_carry_changes_its_tree():
 @mistake("control")
 def scan_whose_body_returns_no_pair():
     return lax.scan(lambda c, x: c + x, 0.0, jnp.ones(3))
+
+
+# ---- slips -------------------------------------------------------------------------------------
+
+
+@mistake("slips")
+def f_string_of_a_traced_value():
+    return jit(lambda x: (f"loss {x:.2f}", x)[1])(1.0)
+
+
+def squares(w):
+    """A loss with extra outputs."""
+    return (w**2).sum(), {"w": w}
+
+
+@mistake("slips")
+def forgotten_has_aux():
+    return grad(squares)(jnp.ones(3))
+
+
+@mistake("slips")
+def has_aux_of_one_array():
+    return grad(lambda w: (w**2).sum(), has_aux=True)(jnp.ones(3))
+
+
+@mistake("slips")
+def has_aux_of_three_values():
+    return grad(lambda w: ((w**2).sum(), 1, 2), has_aux=True)(jnp.ones(3))
+
+
+@mistake("slips")
+def has_aux_the_wrong_way_round():
+    return grad(lambda w: squares(w)[::-1], has_aux=True)(jnp.ones(3))
+
+
+@mistake("slips")
+def misspelt_axis_name():
+    return vmap(lambda x: lax.psum(x, "bacth"), axis_name="batch")(jnp.ones(3))
+
+
+@mistake("slips")
+def mean_over_an_axis_too_many():
+    return jnp.ones((2, 3)).mean(axis=2)
+
+
+@mistake("slips")
+def median_over_an_axis_too_many():
+    return jnp.median(jnp.ones((2, 3)), axis=2)
+
+
+@mistake("slips")
+def array_too_large_for_the_memory():
+    return jnp.ones((1_000_000, 1_000_000))
+
+
+@mistake("slips")
+def assignment_to_at():
+    x = jnp.ones(3)
+    x.at[0] = 5  # type: ignore[index]
+    return x
+
+
+@mistake("slips")
+def at_called_like_a_function():
+    return jnp.ones(3).at(0)  # type: ignore[operator]
+
+
+@mistake("slips")
+def unequal_bounds_of_a_loop():
+    return lax.fori_loop(0, np.float32(3), lambda i, c: c, 1.0)
+
+
+@mistake("slips")
+def argnums_twice():
+    return grad(lambda x, y: x * y, argnums=(0, 0))(1.0, 2.0)

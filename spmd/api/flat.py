@@ -72,7 +72,7 @@ class FlatFunction:
 
 
 def _in_words(out: Any) -> str:
-    """What a function returned instead of a pair (value, aux), and what to do about it."""
+    """A function returned something else than a pair (value, aux): that, and what to do."""
     if out is None:
         return "None; is its return statement missing?"
     if isinstance(out, (tuple, list)):

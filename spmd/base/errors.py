@@ -220,16 +220,12 @@ class CudaError(DeviceError):
     """A call of the CUDA driver failed, or a kernel touched what is not its own."""
 
 
-class OutOfMemoryError(SpmdError, MemoryError):
-    """A device has no memory left for an array."""
+class OutOfMemoryError(SpmdError, MemoryError, RuntimeError):
+    """There is no memory left for an array, or for a program's work."""
 
 
 class DeletedError(SpmdError, RuntimeError, ValueError):
     """A donated or deleted array was used."""
-
-
-class OutOfMemoryError(SpmdError, MemoryError, RuntimeError):
-    """The system has not the memory that a result or a program's work needs."""
 
 
 class OptionError(SpmdError, RuntimeError, ValueError):

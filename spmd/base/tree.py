@@ -169,8 +169,15 @@ def register_pytree_node(
         return [FlattenedIndexKey(k) for k in range(n)]
 
     def flatten(x: Any) -> tuple[Sequence[Any], Any]:
-        children, aux = flatten_func(x)
-        return tuple(children), aux
+        pair = flatten_func(x)
+        try:
+            children, aux = pair
+            return tuple(children), aux
+        except (TypeError, ValueError) as error:
+            raise PytreeError(
+                f"the flatten function of {nodetype.__name__} must return a pair of an iterable of "
+                f"children and hashable data: {error}"
+            ) from error
 
     container = Container(flatten, unflatten_func, keys)
     if flatten_with_keys_func is not None:
@@ -653,6 +660,11 @@ def tree_transpose(
 ) -> Any:
     """Turn a tree of trees inside out: `outer` of `inner` becomes `inner` of `outer`."""
     outer, inner = outer_treedef, inner_treedef
+    leaves, tree = tree_flatten(pytree_to_transpose)
+    if inner is not None and tree.num_leaves == outer.num_leaves * inner.num_leaves:
+        # As in JAX, containers of other kinds may hold the same leaves.
+        columns = [leaves[k :: inner.num_leaves] for k in range(inner.num_leaves)]
+        return inner.unflatten([outer.unflatten(column) for column in columns])
     subtrees = outer.flatten_up_to(pytree_to_transpose, "tree_transpose: tree")
     if inner is None:
         inner = tree_structure(subtrees[0])
@@ -740,6 +752,10 @@ class Partial:
 
     def __call__(self, *args: Any, **kw: Any) -> Any:
         return self.func(*self.args, *args, **{**self.keywords, **kw})
+
+    def __repr__(self) -> str:
+        named = [f"{name}={value!r}" for name, value in self.keywords.items()]
+        return f"Partial({', '.join([repr(self.func), *map(repr, self.args), *named])})"
 
 
 register_pytree_node(

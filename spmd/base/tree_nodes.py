@@ -73,8 +73,8 @@ def treedef_children(treedef: TreeDef) -> list[TreeDef]:
 
 
 def treedef_is_leaf(treedef: TreeDef) -> bool:
-    """Whether a structure is that of a single leaf."""
-    return treedef.kind is None
+    """Whether a structure has one node: a single leaf, or an empty container as None is."""
+    return treedef.num_nodes == 1
 
 
 # ---- static parts ------------------------------------------------------------------------------

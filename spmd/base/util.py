@@ -144,7 +144,7 @@ def closest(name: str, options: Sequence[str]) -> str | None:
     """
     rated = [(_edits(name, option), option) for option in options]
     edits, option = min(rated, default=(len(name), ""))
-    return option if edits <= max(1, len(name) // 3) and edits < len(name) else None
+    return option if edits <= (len(name) + 1) // 2 and edits < len(name) else None
 
 
 def _edits(a: str, b: str) -> int:

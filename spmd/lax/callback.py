@@ -248,8 +248,8 @@ def _as_runtime_error(error: Exception) -> Exception:
     """The error of a callback as one of the program that ran it, too: both classes catch it."""
     kind = type(error)
     if kind not in _runtime_errors:
-        both: Any = type(kind.__name__, (kind, RuntimeError), {"__module__": kind.__module__})
-        _runtime_errors[kind] = both
+        bases: tuple[Any, ...] = (kind, RuntimeError)
+        _runtime_errors[kind] = type(kind.__name__, bases, {"__module__": kind.__module__})
     found = _runtime_errors[kind].__new__(_runtime_errors[kind], *error.args)
     found.args = error.args
     found.__dict__.update(error.__dict__)

@@ -32,7 +32,7 @@ def test_absent_name_is_not_here_and_says_what_is(name: str):
     assert absent_names.ADVICE[part].replace("`", "") in str(error.value)
 
 
-@pytest.mark.parametrize("advice", {advice for _, advice in absent_names.GROUPS})
+@pytest.mark.parametrize("advice", dict.fromkeys(advice for _, advice in absent_names.GROUPS))
 def test_advice_names_what_is_here(advice: str):
     for path in re.findall(r"`spmd\.([\w.]+)", advice):
         found(path)

@@ -24,7 +24,7 @@ def test_one_level_of_a_tree():
 def test_structures_give_their_children():
     structure = tree.structure([(1, 2), 3, None])
     assert tree_util.treedef_children(structure) == [tree.structure(t) for t in [(1, 2), 3, None]]
-    assert [tree_util.treedef_is_leaf(s) for s in structure.parts] == [False, True, False]
+    assert [tree_util.treedef_is_leaf(s) for s in structure.parts] == [False, True, True]
     assert tree_util.is_tree_node(Point) and not tree_util.is_tree_node(str)
 
 

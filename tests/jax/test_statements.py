@@ -1,4 +1,4 @@
-"""Statements about shardings, meshes, arrays, `jit` and maps give what they give in JAX.
+"""Statements about shardings, transformations, control flow and trees give what they give in JAX.
 
 Where JAX raises, our exception is an instance of a class with the same name; messages are ours.
 """
@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("jax", reason="JAX is an oracle of these tests: pip install jax")
 
-FILES = sorted((Path(__file__).parent / "sharding_statements").glob("*.txt"))
+FILES = sorted(Path(__file__).parent.glob("*_statements/*.txt"))
 
 
 def test_there_are_statements():
