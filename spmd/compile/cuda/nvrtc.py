@@ -23,8 +23,8 @@ from spmd.base.record import record
 DISTRIBUTION = "nvidia-cuda-nvrtc"
 
 # Default rounding and denormals, so that + - * / and sqrt are IEEE's; `-default-device` makes plain
-# functions device functions; the report of ptxas goes into the log.
-OPTIONS = ("-std=c++17", "-default-device", "--ptxas-options=-v")
+# functions device functions; the report of ptxas goes into the log; PTX names lines of the source.
+OPTIONS = ("-std=c++17", "-default-device", "--ptxas-options=-v", "-lineinfo")
 
 
 class NvrtcError(Exception):
@@ -48,10 +48,7 @@ class Usage:
 
 @record
 class Compiled:
-    """Machine code for one architecture, the resources of each function, and what it was made of.
-
-    The PTX names the lines of the source if the option `-lineinfo` was given.
-    """
+    """Machine code for one architecture, each function's resources, and what it was made of."""
 
     arch: str
     cubin: bytes

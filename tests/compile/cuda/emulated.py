@@ -42,7 +42,7 @@ class Emulator:
         distinct = {function.symbol: function for function in functions}
         text = module_text(distinct.values()) if source is None else source
         self.gpu = device or gpu()
-        ptx = compile_ptx(text, "sm_90", ("-lineinfo",))
+        ptx = compile_ptx(text, "sm_90")
         self.kernels = load(ptx, list(distinct), mode, text)
 
     def run(self, rendered: Rendered, arrays: Sequence[np.ndarray]) -> list[Traffic | None]:

@@ -30,7 +30,7 @@ extern "C" __global__ void shared_bytes(float *x) {
 @pytest.fixture(scope="module")
 def image() -> Compiled:
     """A module of two functions."""
-    return compile_cubin(SOURCE, "sm_90", ("-lineinfo",))
+    return compile_cubin(SOURCE, "sm_90")
 
 
 @pytest.fixture

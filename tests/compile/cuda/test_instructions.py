@@ -47,7 +47,7 @@ def run(
     source: str, out: np.ndarray, *arrays: np.ndarray, mode: Mode = "checked", threads: int = COUNT
 ):
     """Launch the kernel `f` of a text, one block, on arrays; what it left in the first."""
-    kernel = load(compile_ptx(source, "sm_90", ("-lineinfo",)), ["f"], mode, source)["f"]
+    kernel = load(compile_ptx(source, "sm_90"), ["f"], mode, source)["f"]
     memory = gpu().memory
     given = [out, *arrays]
     addresses = [memory.allocate(x.nbytes) for x in given]

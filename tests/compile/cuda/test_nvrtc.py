@@ -9,7 +9,7 @@ import pytest
 from spmd.compile.cuda import nvrtc
 from spmd.compile.cuda.kernel import module_text, render, render_product
 from spmd.compile.cuda.launch import Function
-from spmd.compile.cuda.nvrtc import NvrtcError, compile_cubin, parse_usage, with_lines
+from spmd.compile.cuda.nvrtc import NvrtcError, compile_cubin, compile_ptx, parse_usage, with_lines
 from spmd.compile.cuda.report import report
 from tests.compile.cuda.corpus import (
     operation_cases,
@@ -49,6 +49,14 @@ def test_every_kernel_compiles():
             assert usage.spill_stores == usage.spill_loads == 0, function.text
             assert usage.registers * function.launch.threads <= REGISTERS, function.text
             assert function.barriers or not usage.barriers, function.text
+
+
+def test_the_ptx_is_that_of_the_same_call():
+    source = module_text(render(row_sum(3, 1000)).functions)
+    compiled = compile_cubin(source, "sm_90")
+    assert compiled.source == source
+    assert compiled.ptx == compile_ptx(source, "sm_90")
+    assert ".target sm_90" in compiled.ptx and "bar.sync" in compiled.ptx and ".loc" in compiled.ptx
 
 
 def test_an_error_shows_the_source_around_its_line():

@@ -42,7 +42,7 @@ class Kernel:
 def load(ptx: str, symbols: Sequence[str], mode: Mode, source: str = "") -> dict[str, Kernel]:
     """Native code of functions of a PTX text, by their symbols.
 
-    `source` is the CUDA C++ that the PTX was made of, with NVRTC's option `-lineinfo`.
+    `source` is the CUDA C++ that the PTX was made of.
 
     Raises:
         UnknownPtxError: the emulator does not know an instruction.

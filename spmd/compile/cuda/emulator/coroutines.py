@@ -26,10 +26,11 @@ _WARP_FUNCTION = "run_warp"
 
 
 def begin_block_text(symbol: str) -> str:
-    """`i1 (env, block)`: prepare a block; whether the launch stops, as a mistake was found."""
+    """`i1 (env, k)`: prepare the kth block; whether the launch stops, as a mistake was found."""
     f = Function(symbol, "i1", ["ptr", "i64"])
-    environment, block = f.params
+    environment, k = f.params
     words = Words(f, environment, WORDS)
+    block = (k * words["block_step"] + words["block_first"]) % words["grid"]
     f.store(block, environment, 8 * INDEX["block"])
     next_epoch(f, environment)
     # What a block finds in shared memory is chance: NaN, and indices far outside.

@@ -6,6 +6,8 @@ What is late and in what order is the driver's (`driver.py`): here a call does i
 from __future__ import annotations
 
 import ctypes
+import math
+import random
 import threading
 from collections.abc import Sequence
 
@@ -21,7 +23,7 @@ from spmd.compile.cuda.emulator.traffic import Traffic
 from spmd.compile.cuda.launch import Launch
 
 # The accesses that counted mode keeps of one launch.
-MOST_COUNTED = 1 << 20
+MOST_COUNTED = 1 << 18
 _TRACE_HEAD = 2
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -31,7 +33,7 @@ class Gpu:
 
     def __init__(self, device: int = 0, capacity: int = CAPACITY, seed: int = 0):
         self.memory = DeviceMemory(device, capacity)
-        self.seed = seed
+        self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._words = np.zeros(len(WORDS), np.int64)
         self._report = np.zeros(len(REPORT), np.int64)
@@ -67,7 +69,10 @@ class Gpu:
         given = np.array([*arguments, 0], np.int64)
         with self._lock:
             self._report[:] = 0
+            step, first = self._order(launch.grid)
             self._set(
+                block_step=step,
+                block_first=first,
                 grid=launch.grid,
                 block_x=launch.block[0],
                 block_y=launch.block[1],
@@ -91,6 +96,13 @@ class Gpu:
             raise CudaError(f"launch of {kernel.symbol}: no GPU has {launch}")
         if launch.shared > layout.MOST_SHARED:
             raise CudaError(f"launch of {kernel.symbol}: {launch.shared} shared bytes a block")
+
+    def _order(self, grid: int) -> tuple[int, int]:
+        """Any order of the blocks: a number without a divisor in common with theirs, and any."""
+        step = self._random.randrange(max(grid, 1)) | 1
+        while math.gcd(step, grid) > 1:
+            step += 2
+        return step, self._random.randrange(max(grid, 1))
 
     def _new_trace(self) -> np.ndarray:
         if self._trace is None:

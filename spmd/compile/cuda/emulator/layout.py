@@ -16,7 +16,9 @@ WORDS = (
     "block_x",
     "block_y",
     "shared_bytes",
-    "block",  # the number of the block that runs
+    "block",  # the number of the block that runs: the kth is k * block_step + block_first,
+    "block_step",  # modulo the grid
+    "block_first",
     "arguments",  # host addresses: of the arguments,
     "shared",  # the shared memory,
     "nowhere",  # and what refused accesses touch instead of their target

@@ -64,7 +64,7 @@ def _host_address(t: Thread, i: Instruction, text: str, nbytes: int, write: bool
     address = address + offset if offset else address
     if space == "local":
         return t.f.convert("inttoptr", address, "ptr")
-    if space == "generic" or "volatile" in i.opcode:
+    if space == "generic":
         raise UnknownPtxError(str(i))
     if t.mode == "checked":
         check = CHECK_SHARED if space == "shared" else CHECK_GLOBAL

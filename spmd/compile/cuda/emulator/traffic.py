@@ -86,8 +86,13 @@ def _requests(rows: np.ndarray) -> np.ndarray:
     rounds = np.empty(len(rows), np.int64)
     lengths = np.diff(np.r_[begins, len(rows)])
     rounds[order] = np.arange(len(rows)) - np.repeat(begins, lengths)
-    keys = np.stack([block, thread >> _WARP_SHIFT, rounds])
-    return np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    warp = block << 5 | thread >> _WARP_SHIFT
+    return np.unique(_paired(warp, rounds), return_inverse=True)[1].reshape(-1)
+
+
+def _paired(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """One number for each pair; they are ordered as the pairs are."""
+    return x * (int(y.max()) + 1) + y
 
 
 def _units(
@@ -96,9 +101,11 @@ def _units(
     """All different (request, unit of memory) pairs."""
     count = max(-(-nbytes // unit), 1)
     first = address // unit
-    each = np.stack([first + k for k in range(count)]).reshape(-1)
-    pairs = np.unique(np.stack([np.tile(requests, count), each]), axis=1)
-    return pairs[0], pairs[1]
+    each = np.concatenate([first + k for k in range(count)])
+    lowest = int(each.min()) // BANKS * BANKS
+    pairs = np.unique(_paired(np.tile(requests, count), each - lowest))
+    span = int(each.max()) - lowest + 1
+    return pairs // span, pairs % span
 
 
 def _distinct(requests: np.ndarray, address: np.ndarray, nbytes: int, unit: int) -> int:
@@ -114,8 +121,7 @@ def _least(requests: np.ndarray, address: np.ndarray, nbytes: int, unit: int) ->
 def _wavefronts(requests: np.ndarray, address: np.ndarray, nbytes: int) -> int:
     """For each request the most words of one bank; wide accesses take at least their share."""
     owner, word = _units(requests, address, nbytes, BANK)
-    banks = np.stack([owner, word % BANKS])
-    pairs, counts = np.unique(banks, axis=1, return_counts=True)
+    pairs, counts = np.unique(owner * BANKS + word % BANKS, return_counts=True)
     most = np.zeros(int(requests.max()) + 1, np.int64)
-    np.maximum.at(most, pairs[0], counts)
+    np.maximum.at(most, pairs // BANKS, counts)
     return int(most.sum())
