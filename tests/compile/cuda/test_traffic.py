@@ -94,10 +94,10 @@ def test_a_transposed_tile_moves_the_least():
 def test_a_products_slabs_are_read_without_conflicts():
     """A row-major slab is stored with two-way conflicts: 6 % more wavefronts."""
     epilogue = store_epilogue((), 64, 64, "f32", "f32", (64, 1))
-    product = Product(64, 64, 64, Operand("f32", 64, 1), Operand("f32", 64, 1), "f32", epilogue)
+    product = Product(64, 64, 32, Operand("f32", 32, 1), Operand("f32", 64, 1), "f32", epilogue)
     rendered = render_product(product)
     rng = np.random.default_rng(0)
-    arrays = [rng.standard_normal(4096).astype(np.float32) for _ in range(3)]
+    arrays = [rng.standard_normal(n).astype(np.float32) for n in (2048, 2048, 4096)]
     (traffic,) = Emulator(rendered.functions, mode="counted").run(rendered, arrays)
     assert traffic is not None and traffic.counted == traffic.accesses
     moved, least = traffic.total("shared")
