@@ -20,9 +20,13 @@ from spmd.core.rewrite import eval_closed
 from spmd.lax.control_cond import cond_p, named_switch
 from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import named_while, while_p
+from spmd.lax.fft import fft_p
 from spmd.partition.custom_calls import Run, write_custom_call
+from spmd.partition.equations import write_equation
+from spmd.partition.kinds import kind_of
 from spmd.partition.loops import make_totals, results_of, write_scan
 from spmd.partition.propagate import Axes, Cell, Scope, Split, even
+from spmd.partition.strategies.transforms import split_transforms
 from spmd.partition.unasked import asked
 from spmd.partition.values import Sizes, Value, form_of, read_as, values_of
 from spmd.sharding.constraint import sharding_constraint_p
@@ -40,7 +44,30 @@ def _write_constraint(
     (x,), cell = operands, scope.cells[eqn.outvars[0]]
     if eqn.prim is reshard_p and cell.unreduced:
         x.read(cell.axes, sizes, cell.unreduced)
-    return [Value(cell, x.forms)]
+    made = Value(cell, x.forms)
+    made.origin = x.origin
+    return [made]
+
+
+def _write_fft(
+    run: Run, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value], sizes: Sizes
+) -> list[Value]:
+    """A transform; one over several split dims as transforms of one dim each."""
+    cell = scope.cells[eqn.outvars[0]]
+    steps = split_transforms(eqn, operands[0].cell.axes)
+    if steps is None:
+        kind = scope.kinds[k]
+        return write_equation(eqn, kind, operands, [cell], scope.sizes, scope.grid)
+    cells = {v: Cell(v.aval) for e in steps.jaxpr.eqns for v in e.outvars}
+    inner = Scope(steps, cells, scope.mesh, scope.sizes)
+    inner.kinds = {n: kind_of(e) for n, e in enumerate(steps.jaxpr.eqns)}
+    (out,) = run(inner, operands)
+    for d, axes in enumerate(out.cell.axes):
+        # Half of the frequencies rarely divide: then another dim is split.
+        for place in (d, *range(len(cell.axes))) if axes else ():
+            if cell.offer(place, axes, sizes, "the least time"):
+                break
+    return [Value(cell, out.forms)]
 
 
 def _write_barrier(
@@ -162,5 +189,6 @@ STRUCTURAL: dict[Primitive, Callable[..., list[Value]]] = {
     to_auto_p: _write_constraint,
     pcast_p: _write_constraint,
     custom_partitioning_p: write_custom_call,
+    fft_p: _write_fft,
     optimization_barrier_p: _write_barrier,
 }

@@ -148,7 +148,9 @@ def _tell_origin(eqn: Eqn, operand: Value, made: Value) -> Value:
         places = range(len(made.cell.shape))
         if prim is permute_dims_p:
             places = [params["permutation"].index(d) for d in places]
-        made.origin = Origin(operand, places, lambda x: prim.bind(x, **params))
+        old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+        is_narrower = old.itemsize < new.itemsize
+        made.origin = Origin(operand, places, lambda x: prim.bind(x, **params), is_narrower)
         made.now = operand.now
         if operand.read_at is not None:
             made.read_at = dict.fromkeys(made.forms, operand.now)

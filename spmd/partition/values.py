@@ -87,7 +87,8 @@ class Value:
     def copy(self) -> Value:
         """The same for a reader inside a nested trace: what is made there stays there."""
         made = Value(self.cell, dict(self.forms), self.is_zero)
-        made.uses, made.origin = self.uses, self.origin
+        made.uses, made.source = self.uses, self.source
+        made.origin = self.origin and self.origin.copy()
         return made
 
     def read(self, want: Split, sizes: Sizes, unreduced: Axes = ()) -> Any:
@@ -144,6 +145,8 @@ class Value:
             if now == want:
                 return total
             totals = [(now, total)]
+        if self.origin is not None and self.origin.is_narrower and self.origin.operand._totals():
+            return self.origin.moved(want, sizes)
         if len(totals) > 1:
             totals.sort(key=lambda pair: self._seconds(pair[0], want, sizes))
         split, x = totals[0]
@@ -202,12 +205,27 @@ class Origin:
     Of a form that exists of the operand the same form of the value is made, and nothing moves.
     """
 
-    __slots__ = ("make", "operand", "places")
+    __slots__ = ("is_narrower", "make", "operand", "places")
 
-    def __init__(self, operand: Value, places: Sequence[int], make: Callable[[Any], Any]):
+    def __init__(
+        self,
+        operand: Value,
+        places: Sequence[int],
+        make: Callable[[Any], Any],
+        is_narrower: bool = False,
+    ):
         self.operand = operand
         self.places = places  # for each dim of the operand, that of the value
         self.make = make
+        self.is_narrower = is_narrower  # whether an element of the operand has fewer bytes
+
+    def copy(self) -> Origin:
+        """The same for a reader inside a nested trace."""
+        return Origin(self.operand.copy(), self.places, self.make, self.is_narrower)
+
+    def moved(self, want: Split, sizes: Sizes) -> Any:
+        """A form of the value, of which the operand is moved."""
+        return self.make(self.operand.read(tuple([want[d] for d in self.places]), sizes))
 
     def made(self, want: Split) -> Any | None:
         """The form of the value that is split so; None if there is no such form of the operand."""
