@@ -86,8 +86,9 @@ def writer_of(
         return lambda eqn, parts, params: write_sort(parts, params, along, sizes, rows)
     if prim is rev_p:
         by_dim = dict(enumerate(split))
+        whole = eqn.invars[0].aval.shape
         return lambda eqn, parts, params: [
-            write_reversal(parts[0], by_dim, params["dimensions"], sizes)
+            write_reversal(parts[0], by_dim, params["dimensions"], sizes, whole)
         ]
     if prim is reshape_p:
         old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape

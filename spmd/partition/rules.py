@@ -83,7 +83,7 @@ _ROW_BY_ROW = frozenset(
         *PICKS,
     }
 )
-_WITH_PLACES = frozenset({rev_p, custom_partitioning_p, *ATTENTION})
+_WITH_PLACES = frozenset({custom_partitioning_p, *ATTENTION})
 # These are partitioned as they are, not as what they stand for: batch and heads of operands are
 # split alike, or have size 1.
 KEPT = ATTENTION

@@ -201,6 +201,7 @@ STAYS: dict[str, Any] = {
     "top_k": lambda x: lax.top_k(x.T, 3),
     "rows": lambda x: x[snp.array([0, -1, 0])],
     "update": lambda x: x.at[snp.array([0, -1])].add(1.0),
+    "columns reversed": lambda x: snp.cumsum(x, 0)[:, ::-1],
     "map": lambda x: lax.map(lambda row: row / (1 + snp.abs(row).sum()), x),
     "gradient": spmd.grad(lambda x: (snp.cumsum(x, 0)[snp.array([3, -1])] ** 2).sum()),
 }
@@ -234,3 +235,14 @@ def test_devices_sort_unequal_parts_together(dtype: Any):
         np.testing.assert_array_equal(places, order)
         kinds = {c.kind for c in spmd.debug.collectives(f)(y)}
         assert "all_to_all" in kinds and "all_gather" not in kinds, kinds
+
+
+@pytest.mark.parametrize("n", [5, 9, 10, 11, 1022])
+def test_a_reversal_brings_each_device_its_rows(n: int):
+    x = values(n, 3)
+    y = spmd.device_put(x, layout())
+    part = math.ceil(n / 4) * x[0].nbytes
+    with spmd.debug.expect_collectives(at_most=part, exchange=1):
+        check(spmd.jit(lambda x: x[::-1])(y), x[::-1])
+    slope = spmd.jit(spmd.grad(lambda x: (x[::-1] * snp.arange(3 * n).reshape(n, 3)).sum()))(y)
+    check(slope, snp.asarray(np.arange(3.0 * n, dtype=np.float32).reshape(n, 3)[::-1]))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.axis import axis_index
+from spmd.collectives.exchange import exchange
 from spmd.collectives.ppermute import ppermute
+from spmd.collectives.rectangles import Copies, Copy
 from spmd.core.aval import typeof
 from spmd.core.ir import Eqn
 from spmd.core.primitive import Dims, dims
@@ -70,12 +73,35 @@ def write_pick(eqn: Eqn, x: Any, axes: Axes) -> list[Any]:
     return [reduce_sum(select(chosen, places, full(shape, 0, dtype)), (0,))]
 
 
-def write_reversal(x: Any, split: Mapping[int, Axes], dimensions: Any, sizes: Sizes) -> Any:
-    """A device's elements are those of the opposite device, reversed."""
+def write_reversal(
+    x: Any, split: Mapping[int, Axes], dimensions: Any, sizes: Sizes, whole: Sequence[int]
+) -> Any:
+    """A device's elements are those of the opposite device, reversed; of two, if parts differ."""
     x = rev(x, dimensions)
     for d in dimensions:
         axes = split.get(d)
-        if axes:
-            count = math.prod(sizes[a] for a in axes)
+        if not axes:
+            continue
+        count, shape = math.prod(sizes[a] for a in axes), typeof(x).shape
+        if whole[d] % count:
+            x = exchange(x, axes, _opposite_rows(shape, d, count, whole[d]), shape)
+        else:
             x = ppermute(x, axes, [(k, count - 1 - k) for k in range(count)])
     return x
+
+
+@functools.lru_cache(maxsize=256)
+def _opposite_rows(part: tuple[int, ...], d: int, count: int, whole: int) -> Copies:
+    """The copies that put reversed rows into their places: in a part, rows too many come first."""
+    rows, found = part[d], []
+    for source in range(count):
+        first = whole - (source + 1) * rows  # of the result, the row that a part begins with
+        for target in range(count):
+            start = max(first, target * rows, 0)
+            stop = min(first + rows, (target + 1) * rows, whole)
+            if start < stop:
+                at = [0] * len(part)
+                place, size = list(at), list(part)
+                at[d], place[d], size[d] = start - first, start - target * rows, stop - start
+                found.append(Copy(source, target, tuple(at), tuple(place), tuple(size)))
+    return Copies(tuple(found))
