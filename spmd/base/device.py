@@ -37,8 +37,11 @@ class Device:
         return f"{self.platform}:{self.id}"
 
     def memory_stats(self) -> dict[str, int] | None:
-        """Counts of the device's memory, of which JAX knows none for CPUs either: None."""
-        return None
+        """Counts of the device's memory in bytes; None for CPUs, as in JAX.
+
+        Those of a GPU are `bytes_in_use`, `peak_bytes_in_use` and `bytes_limit`.
+        """
+        return platforms[self.platform].memory_stats(self.local_hardware_id)
 
     def addressable_memories(self) -> list[Memory]:
         """The memories that arrays of the device can be in."""
@@ -103,7 +106,10 @@ def device_of(platform: str, id: int) -> Device:
 
 
 class Platform:
-    """How one kind of device is found: `make(count) -> devices` and this process's place."""
+    """How one kind of device is found: how many this process has, and its place among others.
+
+    `memory_stats` gives the counts of the memory of one of this process's devices, by its number.
+    """
 
     def __init__(
         self,
@@ -111,8 +117,10 @@ class Platform:
         local_count: Callable[[], int],
         process: Callable[[], tuple[int, int]],
         kind: str,
+        memory_stats: Callable[[int], dict[str, int] | None] = lambda local_id: None,
     ):
         self.name = name
+        self.memory_stats = memory_stats
         self._local_count = local_count
         self._process = process
         self._kind = kind

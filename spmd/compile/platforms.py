@@ -20,5 +20,12 @@ def _gpus() -> int:
     return count
 
 
+def _memory_stats(device: int) -> dict[str, int]:
+    gpu = cuda_driver.driver()
+    in_use, most = gpu.memory_in_use(device)
+    limit = gpu.facts(device).memory
+    return {"bytes_in_use": in_use, "peak_bytes_in_use": most, "bytes_limit": limit}
+
+
 register_platform(Platform("cpu", lambda: config.num_cpu_devices, _process, "cpu"))
-register_platform(Platform("cuda", _gpus, _process, "gpu"))
+register_platform(Platform("cuda", _gpus, _process, "gpu", _memory_stats))

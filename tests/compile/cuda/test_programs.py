@@ -98,6 +98,20 @@ def test_donated_memory_is_given_back():
     np.testing.assert_allclose(y, (X + 1) * 2)
 
 
+def test_memory_is_counted():
+    device = spmd.devices()[3]
+    before = device.memory_stats()["bytes_in_use"]
+    x = spmd.device_put(np.zeros((64, 64), np.float32), device)
+    y = x + 1
+    y.block_until_ready()
+    assert device.memory_stats()["bytes_in_use"] == before + 2 * x.nbytes
+    del x, y
+    stats = device.memory_stats()
+    assert stats["bytes_in_use"] == before
+    assert before + 2 * 64 * 64 * 4 <= stats["peak_bytes_in_use"] <= stats["bytes_limit"]
+    assert spmd.devices("cpu")[0].memory_stats() is None
+
+
 def test_callbacks_get_values_of_the_device(capfd):
     def call(x):
         spmd.debug.print("sum {}", x.sum())
