@@ -296,6 +296,7 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
         if len(wanted) > 1:
             fail(
                 ShapeError,
+                "Incompatible shapes for broadcasting: "
                 f"shapes {', '.join(map(str, tuples))} do not broadcast: dim {d - ndim} has sizes "
                 f"{' and '.join(map(str, sorted(wanted)))}, which must be equal or 1",
             )

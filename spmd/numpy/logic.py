@@ -369,10 +369,17 @@ def iscomplex(x: ArrayLike) -> Array:
 def iscomplexobj(x: ArrayLike) -> bool:
     """Whether an array has a complex dtype, whatever its shape and elements are.
 
-    >>> snp.iscomplexobj(np.array([1j, 1.0]))
-    True
+    What has a dtype, as `snp.complex64` itself, and lists of numbers are fine too.
+
+    >>> snp.iscomplexobj(np.array([1j, 1.0])), snp.iscomplexobj(snp.float32)
+    (True, False)
     """
-    return x is not None and dtypes.is_complex(typeof(x).dtype)
+    if x is None:
+        return False
+    found = getattr(x, "dtype", None)
+    if not isinstance(found, np.dtype):
+        found = (np.asarray(x) if isinstance(x, (list, tuple)) else typeof(x)).dtype
+    return np.issubdtype(found, np.complexfloating)
 
 
 def isrealobj(x: ArrayLike) -> bool:

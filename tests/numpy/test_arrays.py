@@ -339,3 +339,9 @@ def test_numbers_of_bins_have_32_bits_under_x64(bins, right):
         )
         assert ours.dtype == theirs.dtype == np.int32
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_complex_objects_are_what_has_a_complex_dtype():
+    for x, wanted in ((snp.complex64, True), (snp.float32, False), ([1, 2j], True), (1j, True),
+                      (None, False), (np.ones(2), False)):  # fmt: skip
+        assert snp.iscomplexobj(x) is wanted and snp.isrealobj(x) is not wanted
