@@ -213,16 +213,16 @@ def test_a_residual_for_all_examples_is_one_in_bwd():
         x, n = residuals
         assert n.shape == ()
         loops = spmd.lax.while_loop(lambda k: k < n, lambda k: k + 1, 0)
-        shapes.append(type(getattr(loops, "_trace", None)).__name__)
+        kinds.append(repr(loops))  # a tracer names the class of its trace
         return loops * x**2 * ct, None
 
     power.defvjp(lambda x, n: (x**3, (x, n)), bwd)
-    shapes: list[str] = []
+    kinds: list[str] = []
     x = np.array([1.0, 2.0], np.float32)
     batched = spmd.vmap(power, in_axes=(0, None))
     found = spmd.grad(lambda x: batched(x, 3).sum())(x)
     np.testing.assert_array_equal(found, 3 * x**2)
-    assert "BatchTrace" not in shapes
+    assert kinds and not any("BatchTrace" in kind for kind in kinds)
     found = spmd.vmap(spmd.grad(power), in_axes=(0, None))(x, np.int32(3))
     np.testing.assert_array_equal(found, 3 * x**2)
     found = spmd.grad(lambda x: spmd.vmap(batched, in_axes=(0, None))(x, 3).sum())(x[None])
