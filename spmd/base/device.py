@@ -105,6 +105,22 @@ def device_of(platform: str, id: int) -> Device:
     )
 
 
+class _Gpus:
+    """Whether this process has asked for GPUs: if not, no program looks for its device."""
+
+    def __init__(self) -> None:
+        self.in_use = False
+
+    def ask(self, platform: str) -> None:
+        """Take note of the name of a platform that is asked for."""
+        self.in_use = self.in_use or platform != "cpu"
+
+
+gpus = _Gpus()
+gpus.ask(config.platform)
+config.on_update("platform", gpus.ask)
+
+
 class Platform:
     """How one kind of device is found: how many this process has, and its place among others.
 
@@ -129,7 +145,8 @@ class Platform:
 
     def devices(self) -> list[Device]:
         """All devices of all processes; every process has as many as this one."""
-        count = self._local_count()
+        count = self._local_count()  # raises if there is none
+        gpus.ask(self.name)
         index, processes = self._process()
         key = (count, index, processes)
         if key not in self._lists:
@@ -181,27 +198,10 @@ def register_platform(platform: Platform) -> None:
     platforms[platform.name] = platform
 
 
-class _Gpus:
-    """Whether this process has asked for GPUs: if not, no program looks for its device."""
-
-    def __init__(self) -> None:
-        self.in_use = False
-
-    def ask(self, platform: str) -> None:
-        """Take note of the name of a platform that is asked for."""
-        self.in_use = self.in_use or platform != "cpu"
-
-
-gpus = _Gpus()
-gpus.ask(config.platform)
-config.on_update("platform", gpus.ask)
-
-
 def _platform(backend: str | None) -> Platform:
     name = backend or config.platform
     name = "cuda" if name == "gpu" else name
     found = platforms.get(name)
-    gpus.ask(name)
     if found is None:
         known = ", ".join(sorted(platforms)) or "none"
         raise DeviceError(

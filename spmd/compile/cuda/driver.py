@@ -26,6 +26,11 @@ makers: dict[str, Callable[[], Driver]] = {
 @functools.cache
 def _made(name: str) -> Driver:
     maker = makers.get(name)
+    if name == "cupy":
+        raise DeviceError(
+            "platform 'cuda' is not available here: there is no driver for GPUs yet; "
+            "SPMD_CUDA_DRIVER=emulator runs programs on emulated ones, slowly"
+        )
     if maker is None:
         known = ", ".join(sorted(makers))
         raise DeviceError(f"SPMD_CUDA_DRIVER={name}: there is no such driver here; known: {known}")

@@ -34,6 +34,13 @@ def test_devices_have_two_names():
     assert [str(d) for d in spmd.devices()] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
 
 
+def test_without_a_driver_there_are_none():
+    with config.override("cuda_driver", "cupy"):
+        for name in ("gpu", "cuda"):
+            with pytest.raises(RuntimeError, match="'cuda' is not available here: there is no"):
+                spmd.devices(name)
+
+
 def layers(w, x):
     def layer(h, w):
         return snp.tanh(h @ w), h.sum()
