@@ -30,6 +30,15 @@ def test_explicit_mode_and_partly_manual_maps_over_ranks(mpirun: Run, ranks: int
 
 
 @pytest.mark.parametrize("ranks, devices", [(2, 2), (3, 1), (4, 1)])
+def test_results_under_set_mesh_over_ranks(mpirun: Run, ranks: int, devices: int):
+    program = ["-m", "tests.multiprocess.programs.in_scope"]
+    done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=240)
+    assert done.returncode == 0, done.stderr
+    for rank in range(ranks):
+        assert f"rank {rank}: in scope of {ranks * devices} devices" in done.stdout
+
+
+@pytest.mark.parametrize("ranks, devices", [(2, 2), (3, 1), (4, 1)])
 def test_pmaps_inside_of_programs_over_ranks(mpirun: Run, ranks: int, devices: int):
     program = ["-m", "tests.multiprocess.programs.pmaps_in_programs"]
     done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=240)
