@@ -42,6 +42,10 @@ def nested(x):
     return lax.fori_loop(0, ROUNDS, lambda i, y: lax.fori_loop(0, 3, lambda j, z: z * 0.5, y), x)
 
 
+def deep(x):
+    return lax.fori_loop(0, ROUNDS, lambda i, y: counted(y), x)
+
+
 def sums(x):
     return lax.fori_loop(0, ROUNDS, lambda i, y: lax.psum(snp.sin(y), "i"), x)
 
@@ -51,6 +55,7 @@ PROGRAMS = {
     "conditional": (spmd.jit(conditional), narrow),
     "products": (spmd.jit(products), wide),
     "nested": (spmd.jit(nested), narrow),
+    "deep": (spmd.jit(deep), narrow),
     "number": (spmd.jit(counted), np.float32(0.5)),
     "devices": (spmd.pmap(counted, axis_name="i"), many),
     "sums": (spmd.pmap(sums, axis_name="i"), many),
@@ -118,7 +123,7 @@ def test_a_program_that_is_given_up_ends(how: str):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    names = ["counted", "conditional", "products", "nested", "number", "devices", "sums"]
+    names = ["counted", "conditional", "products", "nested", "deep", "number", "devices", "sums"]
     assert done.stdout.splitlines() == [f"{name} idle" for name in names]
 
 

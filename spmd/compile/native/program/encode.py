@@ -69,6 +69,8 @@ _TRAFFIC_PS = 50
 STREAM_FROM_BYTES = 8 << 20
 # The cost of a step apart from its work, and the cost of a call into Python.
 STEP_PS = 20_000
+# No cost is larger, so that a word holds it: loops in loops may ask for more years than there are.
+MOST_PS = 1 << 60
 CALLBACK_PS = 5_000_000
 # A thread takes so many trips of a parallel loop at a time that they last about this long.
 _GRAIN_PS = 5_000_000
@@ -152,13 +154,13 @@ class Encoder:
             for step in run:
                 step_words, step_cost = self._step(step)
                 inner += step_words
-                cost += step_cost
+                cost = min(cost + step_cost, MOST_PS)
             if together:
                 length = HEAD + SEGMENT_FIELDS + len(inner)
                 words += [SEGMENT, length, 0, cost]
                 self._note(SEGMENT, cost)
             words += inner
-            total += cost
+            total = min(total + cost, MOST_PS)
         return words, total
 
     def _step(self, step: Step) -> tuple[list[int], int]:
@@ -168,7 +170,7 @@ class Encoder:
         words, cost = write(self, step)
         is_whole = isinstance(step, KernelStep) and step.units * self._devices == 1
         self._note(opcode, 0 if is_whole else cost)
-        return [opcode, HEAD + len(words), number, *words], cost + STEP_PS
+        return [opcode, HEAD + len(words), number, *words], min(cost + STEP_PS, MOST_PS)
 
     def _parts(self) -> tuple[str, ...]:
         found = [_OF_STEPS[code] for code in sorted(self._opcodes) if code in _OF_STEPS]
@@ -199,7 +201,7 @@ class Encoder:
         slots: list[int] = []
         for slot, extent in zip(step.slots, extents, strict=True):
             slots += self._slot(slot, extent, step.name)
-        cost_ps = max(1, round(step.cost_ns * 1000))
+        cost_ps = max(1, min(round(step.cost_ns * 1000), MOST_PS))
         sizes_at = HEAD + KERNEL_FIELDS + len(slots)
         fields = [step.address, step.units, cost_ps, len(step.slots), step.scratch, sizes_at]
         return [*fields, *slots, *step.sizes], cost_ps * step.units
