@@ -95,8 +95,8 @@ def test_products_compile_without_spills(arch):
 
 
 def test_large_products_have_large_tiles_and_small_ones_enough_blocks():
-    def tile(*sizes: int) -> tuple[int, int, int]:
-        tiling = plan_tiles(plain(*sizes))
+    def tile(m: int, n: int, k: int) -> tuple[int, int, int]:
+        tiling = plan_tiles(plain(m, n, k))
         return tiling.tall, tiling.wide, math.prod(tiling.grid)
 
     assert tile(4096, 4096, 64) == (128, 128, 1024)
