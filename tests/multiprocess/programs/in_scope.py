@@ -7,19 +7,20 @@ import numpy as np
 import spmd
 import spmd.numpy as snp
 from spmd import P, lax
+from spmd.sharding import AxisType
 
 
 def main() -> None:
     """Compute a few values and look where they lie."""
     count = spmd.device_count()
-    mesh = spmd.make_mesh((count,), ("x",), spmd.sharding.AxisType.Auto)
+    mesh = spmd.make_mesh((count,), ("x",), AxisType.Auto)
     rows = 4 * count
     with spmd.set_mesh(mesh):
         ones = snp.ones((rows, 3))
         doubled = spmd.jit(lambda x: x * 2)(np.arange(float(rows)))
         total = ones + doubled[:, None]
         for x in (ones, doubled, total, spmd.random.normal(spmd.random.key(0), (8,))):
-            assert x.sharding.mesh is mesh and x.is_fully_replicated, x.sharding
+            assert x.sharding == spmd.NamedSharding(mesh, P()), x.sharding
         for _ in range(3):  # the general path, and the closure
             split = spmd.jit(lambda x: lax.with_sharding_constraint(x + 1, P("x")))(total)
             assert split.sharding == spmd.NamedSharding(mesh, P("x"))
