@@ -212,7 +212,7 @@ class Loader:
         marks = [self._mark(written.name) for written in writtens]
         found = [None if mark is None else self._of_mark(mark) for mark in marks]
         missing = {k: w.write() for k, w in enumerate(writtens) if found[k] is None}
-        addresses = self.compile_texts(list(missing.values()), optimize=True)
+        addresses = self.compile_texts(list(missing.values()), optimize=True) if missing else {}
         for k, text in missing.items():
             (entry,) = {addresses[symbol].entry for symbol in sharing.symbols_of(text)}
             whole = found[k] = self._loaded[entry]
