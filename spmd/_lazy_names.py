@@ -5,8 +5,10 @@
 from spmd.api.settings import (
     default_device,
     default_prng_impl,
+    enable_custom_prng,
     legacy_prng_key,
     no_tracing,
+    threefry_partitionable,
     transfer_guard,
     transfer_guard_device_to_device,
     transfer_guard_device_to_host,

@@ -18,6 +18,7 @@ from spmd.api.flat import (
     check_function,
     partial_of,
 )
+from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.dtypes import canonical
 from spmd.base.errors import PytreeError
@@ -149,12 +150,17 @@ def device_get(x: Any) -> Any:
 
     Shapes and dtypes stay. An array on one device is not copied: the result is a read-only view of
     it. An array over several devices is assembled, which raises `ShardingError` if other processes
-    hold parts of it. What is no array, as a number, stays as it is.
+    hold parts of it. What is no array, as a number, stays as it is, and so do keys.
 
     >>> spmd.device_get({"w": snp.ones(2)})
     {'w': array([1., 1.], dtype=float32)}
     """
-    return tree_map(lambda leaf: np.asarray(leaf) if hasattr(leaf, "__array__") else leaf, x)
+
+    def fetched(leaf: Any) -> Any:
+        is_array = hasattr(leaf, "__array__") and not dtypes.is_key(getattr(leaf, "dtype", None))
+        return np.asarray(leaf) if is_array else leaf
+
+    return tree_map(fetched, x)
 
 
 def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., Any]:

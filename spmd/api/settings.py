@@ -31,6 +31,7 @@ __all__ = [
     "default_matmul_precision",
     "default_prng_impl",
     "enable_checks",
+    "enable_custom_prng",
     "enable_x64",
     "ensure_compile_time_eval",
     "explain_cache_misses",
@@ -41,6 +42,7 @@ __all__ = [
     "numpy_rank_promotion",
     "print_environment_info",
     "process_indices",
+    "threefry_partitionable",
     "transfer_guard",
     "transfer_guard_device_to_device",
     "transfer_guard_device_to_host",
@@ -81,6 +83,14 @@ enable_checks = _switch("enable_checks", "check", "Check the program's law after
 checking_leaks = _switch("checking_leaks", "check_leaks", "Find tracers that outlive their trace")
 check_tracer_leaks = _switch(
     "check_tracer_leaks", "check_leaks", "Find tracers that outlive their trace"
+)
+enable_custom_prng = _switch(
+    "enable_custom_prng", "enable_custom_prng", "Let random.PRNGKey make typed keys"
+)
+threefry_partitionable = _switch(
+    "threefry_partitionable",
+    "threefry_partitionable",
+    "Draw bits of threefry2x32 that depend on their place alone",
 )
 
 

@@ -35,6 +35,16 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+# The generators of random numbers; spmd/random/generators.py makes them.
+GENERATORS = (
+    "threefry2x32",
+    "threefry4x32",
+    "philox2x32",
+    "philox4x32",
+    "rbg",
+    "unsafe_rbg",
+)
+
 _GUARD = _one_of("allow", "log", "disallow", "log_explicit", "disallow_explicit")
 
 
@@ -201,8 +211,36 @@ SETTINGS = (
         "default_prng_impl",
         "SPMD_DEFAULT_PRNG_IMPL",
         "threefry2x32",
-        str,
+        _one_of(*GENERATORS),
         "the generator of random.key and random.PRNGKey",
+    ),
+    Setting(
+        "threefry_partitionable",
+        "SPMD_THREEFRY_PARTITIONABLE",
+        True,
+        _bool,
+        "bits of threefry2x32 depend on their place alone; off gives those of JAX before 0.5",
+    ),
+    Setting(
+        "random_seed_offset",
+        "SPMD_RANDOM_SEED_OFFSET",
+        0,
+        int,
+        "a number added to the seed of each new key",
+    ),
+    Setting(
+        "enable_custom_prng",
+        "SPMD_ENABLE_CUSTOM_PRNG",
+        False,
+        _bool,
+        "random.PRNGKey makes typed keys, as random.key does",
+    ),
+    Setting(
+        "high_dynamic_range_gumbel",
+        "SPMD_HIGH_DYNAMIC_RANGE_GUMBEL",
+        False,
+        _bool,
+        "random.gumbel and categorical draw from the far tail too",
     ),
     Setting(
         "legacy_prng_key",
@@ -230,6 +268,11 @@ TRACING_SETTINGS = (
     "unasked_gathers",
     "unasked_gathers_from",
     "legacy_prng_key",
+    "default_prng_impl",
+    "threefry_partitionable",
+    "random_seed_offset",
+    "enable_custom_prng",
+    "high_dynamic_range_gumbel",
 )
 
 # Settings that the fast paths to compiled code do not check: a change discards these paths.

@@ -3,8 +3,8 @@
 Promotion follows JAX's documented lattice. A bare Python number has a *weak* type: it takes
 part in promotion as `int`, `float` or `complex` without a width and so never widens an array.
 
-Typed PRNG keys are 8-byte elements (a NumPy structured dtype of two uint32 words), so that every
-structural operation (reshape, gather, concatenate, ...) moves them like any other element.
+Typed PRNG keys are elements too (`base/key_dtypes.py`), so that every structural operation
+(reshape, gather, concatenate, ...) moves them like any other element.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ import numpy as np
 
 from spmd.base.config import config
 from spmd.base.errors import DtypeError, IntegerRangeError, TypePromotionError
+from spmd.base.key_dtypes import is_key, key_name, prng_key
+from spmd.base.key_dtypes import key_dtype as key_dtype
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 bool_ = np.dtype(np.bool_)
 int32 = np.dtype(np.int32)
 uint32 = np.dtype(np.uint32)
 float32 = np.dtype(np.float32)
-
-# A typed PRNG key. Two words, as threefry2x32 wants them.
-key_dtype = np.dtype([("k0", "<u4"), ("k1", "<u4")])
 
 # The tangent dtype of integers and booleans: carries no information (and one byte a element, as
 # NumPy's void types may have no size at all, which breaks indexing).
@@ -63,7 +62,7 @@ NUMERIC = INTEGER + INEXACT
 ANY = BOOL + NUMERIC
 ORDERED = BOOL + INTEGER + FLOATING
 
-_KNOWN = frozenset((*ANY, key_dtype, float0))
+_KNOWN = frozenset((*ANY, float0))
 
 _NARROW = {
     np.dtype(np.int64): np.dtype(np.int32),
@@ -75,7 +74,6 @@ _NARROW = {
 _SHORT = {
     bool_: "bool",
     bfloat16: "bf16",
-    key_dtype: "key<fry>",
     float0: "float0",
     **{d: d.name.replace("int", "i") for d in SIGNED},
     **{d: d.name.replace("uint", "u") for d in UNSIGNED},
@@ -89,14 +87,14 @@ python_scalar_dtypes[complex] = np.dtype(np.complex128)
 
 def short_name(dtype: np.dtype) -> str:
     """`f32` for float32, as jaxprs print it."""
-    return _SHORT.get(dtype, str(dtype))
+    return _SHORT.get(dtype) or (key_name(dtype) if is_key(dtype) else str(dtype))
 
 
 def long_name(dtype: np.dtype) -> str:
     """`float32`; `key<fry>` for typed keys."""
-    if dtype == key_dtype or dtype == float0:
-        return _SHORT[dtype]
-    return dtype.name
+    if dtype.kind != "V":
+        return dtype.name
+    return key_name(dtype) if is_key(dtype) else _SHORT.get(dtype, dtype.name)
 
 
 def canonical(dtype: Any) -> np.dtype:
@@ -111,16 +109,12 @@ def _canonical(dtype: Any, x64: bool) -> np.dtype:
     except TypeError as error:
         raise DtypeError(f"{dtype!r} is not a dtype: {error}") from None
     d = d.newbyteorder("=") if d.byteorder == ">" else d
-    if d not in _KNOWN:
+    if d not in _KNOWN and not is_key(d):
         raise DtypeError(
             f"dtype {d} is not supported; use bool, (u)int8-64, bfloat16, float16-64, "
             "complex64/128, or for storage (u)int2, (u)int4, float8_e4m3fn, ..."
         )
     return d if x64 else _NARROW.get(d, d)
-
-
-def is_key(dtype: np.dtype) -> bool:
-    return dtype == key_dtype
 
 
 def is_float0(dtype: np.dtype) -> bool:
@@ -176,11 +170,7 @@ _FLOATING_SET = frozenset(FLOATING)
 # ---- abstract classes, as in issubdtype --------------------------------------------------------
 
 
-class _KeyClass(np.generic):
-    """The abstract class of typed PRNG keys: `issubdtype(key.dtype, dtypes.prng_key)`."""
-
-
-extended = prng_key = _KeyClass
+extended = prng_key
 
 
 def _class_of(dtype: np.dtype) -> type[np.generic]:
@@ -193,7 +183,9 @@ def _class_of(dtype: np.dtype) -> type[np.generic]:
 def issubdtype(a: Any, b: Any) -> bool:
     """Like `numpy.issubdtype`, and it knows bfloat16 and typed keys."""
     if b is prng_key:
-        return isinstance(a, np.dtype) and a == key_dtype
+        return a is prng_key or is_key(a)
+    if is_key(a):
+        return a == b or b is np.generic
     a_dtype = a if isinstance(a, type) and issubclass(a, np.generic) else np.dtype(a)
     if a_dtype == bfloat16 or np.dtype(a_dtype) in SMALL:
         of_numpy = _class_of(np.dtype(a_dtype))

@@ -57,6 +57,10 @@ class ArgumentError(SpmdError, TypeError, ValueError):
     """An argument is of the wrong kind: not an array, not hashable, out of range."""
 
 
+class DtypeArgumentError(DtypeError, ArgumentError):
+    """The parameter `dtype` names a dtype that the function does not make."""
+
+
 class SettingError(ArgumentError, AttributeError):
     """There is no setting of this name."""
 

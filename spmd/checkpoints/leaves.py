@@ -10,13 +10,14 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.device import process_index
 from spmd.base.errors import ArgumentError
+from spmd.base.key_dtypes import key_dtype_named
 from spmd.base.source import current_source
 from spmd.checkpoints.parts import Box, Part
 from spmd.core.aval import ShapedArray, ShapeDtypeStruct
 from spmd.sharding.array import Array, from_numpy, sharded
 from spmd.sharding.named import Index, NamedSharding, Sharding, SingleDeviceSharding
 
-KEY = "key"  # the dtype of typed keys, in files
+KEY = "key"  # the dtype of keys of the default generator, in files; others: key<rbg>
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -58,12 +59,14 @@ def check_leaf(name: str, leaf: Any) -> dict[str, Any]:
 
 def dtype_text(dtype: np.dtype) -> str:
     """A dtype's name in files."""
-    return KEY if dtypes.is_key(dtype) else dtype.name
+    if not dtypes.is_key(dtype):
+        return dtype.name
+    return KEY if dtype == dtypes.key_dtype else dtypes.key_name(dtype)
 
 
 def dtype_named(name: str) -> np.dtype:
     """The dtype that files call `name`."""
-    return dtypes.key_dtype if name == KEY else np.dtype(name)
+    return dtypes.key_dtype if name == KEY else key_dtype_named(name) or np.dtype(name)
 
 
 def parts_of(name: str, leaf: Any, rank: int) -> list[Part]:

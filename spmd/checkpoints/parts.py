@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.base.dtypes import key_dtype
+from spmd.base.dtypes import is_key
 from spmd.base.record import record
 
 # Where a part starts and stops along each dim of its array.
@@ -81,8 +81,8 @@ def write_parts(path: Path, parts: Sequence[Part], about: dict[str, str]) -> dic
 
 def _kind(value: np.ndarray) -> tuple[str, list[int]]:
     """The dtype's name in the header, and the shape: elements that it doesn't know are bytes."""
-    if value.dtype == key_dtype:
-        return "U32", [*value.shape, 2]
+    if is_key(value.dtype):
+        return "U32", [*value.shape, value.itemsize // 4]
     name = _NAMES.get(value.dtype.name)
     return ("U8", [*value.shape, value.dtype.itemsize]) if name is None else (name, [*value.shape])
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from spmd.checkpoints.leaves import KEY, dtype_named
+from spmd.base import dtypes
+from spmd.checkpoints.leaves import dtype_named
 from spmd.checkpoints.parts import Box
 
 _FORMAT = 1
@@ -43,4 +44,4 @@ class SingleFile:
 def _as_said(array: np.ndarray, name: str) -> np.ndarray:
     """An array as its leaf was: the file has words for keys, and bits for bfloat16."""
     dtype = dtype_named(name)
-    return array.view(dtype)[..., 0] if name == KEY else array.view(dtype)
+    return array.view(dtype)[..., 0] if dtypes.is_key(dtype) else array.view(dtype)

@@ -15,6 +15,7 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError
+from spmd.base.key_dtypes import visible
 from spmd.base.record import record
 
 NO_AXES: frozenset[str] = frozenset()
@@ -193,7 +194,8 @@ class HasAval:
 
     @property
     def dtype(self) -> np.dtype:
-        return self.aval.dtype
+        dtype = self.aval.dtype
+        return dtype if dtype.names is None else visible(dtype)
 
     @property
     def ndim(self) -> int:
@@ -327,7 +329,7 @@ class ShapeDtypeStruct:
         manual_axis_type: ManualAxisType | None = None,
     ):
         self.shape = tuple(shape)
-        self.dtype = np.dtype(dtype)
+        self.dtype = visible(np.dtype(dtype))
         if sharding is not None:
             sharding = _resolve_sharding(sharding, self.shape)
         self.sharding = sharding

@@ -26,6 +26,7 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.device import too_few_devices
 from spmd.base.errors import ArgumentError, ShardingError
+from spmd.base.key_dtypes import key_dtype_named
 from spmd.base.tree import LEAF, NONE, TreeDef, tree_flatten
 from spmd.core import custom_vmap, linear_call  # noqa: F401
 from spmd.core.aval import ShapedArray
@@ -41,12 +42,13 @@ from spmd.lax import (  # noqa: F401
     special_hypergeometric,
     special_integrals,
     special_oscillating,
-    threefry,
 )
 from spmd.lax.arithmetic import RoundingMethod
 from spmd.lax.attention_blocks import Attention
 from spmd.lax.conv_dims import ConvDimensionNumbers, Windows
 from spmd.lax.dot import DimensionNumbers, Precision
+from spmd.lax.keys import threefry, words  # noqa: F401
+from spmd.lax.keys.rng import RandomAlgorithm
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes
 from spmd.sharding.named import NamedSharding
@@ -55,7 +57,8 @@ from spmd.sharding.shard_map_rules import mesh_axes, shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec, Unconstrained, all_devices
 
 # Params may hold these beside plain data. A file names them; nothing else can be made from one.
-ENUMS = {kind.__name__: kind for kind in (RoundingMethod, Precision, GatherScatterMode)}
+_KINDS = (RoundingMethod, Precision, GatherScatterMode, RandomAlgorithm)
+ENUMS = {kind.__name__: kind for kind in _KINDS}
 RECORDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
@@ -69,14 +72,15 @@ RECORDS: dict[str, Any] = {
 }
 # Integer constants of so many elements are written as numbers: indices, mostly.
 _FEW = 64
-_DTYPES = {dtypes.long_name(d): d for d in (*dtypes.ANY, dtypes.key_dtype, dtypes.float0)}
+_DTYPES = {dtypes.long_name(d): d for d in (*dtypes.ANY, dtypes.float0)}
 
 
 def dtype_named(name: str) -> np.dtype:
     """The dtype that a file calls `name`."""
-    if name not in _DTYPES:
+    found = _DTYPES.get(name) or key_dtype_named(name)
+    if found is None:
         raise ArgumentError(f"deserialize: the file has a dtype {name!r}, which is not known")
-    return _DTYPES[name]
+    return found
 
 
 # ---- avals, constants --------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import numpy as np
 
 from spmd.base import context, dtypes
 from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.key_dtypes import visible
 from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import hooks, lays_out_result
@@ -26,13 +27,13 @@ from spmd.core.structural import (
     permute_dims_p,
     reshape,
     reshape_p,
-    zeros_like_aval,
 )
 from spmd.core.trace import EVAL, Tracer, unchanged
 from spmd.lax.arithmetic import add
 from spmd.lax.concatenate import concatenate, split
 from spmd.lax.convert import convert_element_type
 from spmd.lax.families import MOVABLE, NUMERIC, check_dtype, const, fail, shifted
+from spmd.lax.keys.words import random_wrap
 from spmd.lax.logic import eq, ge
 
 if TYPE_CHECKING:
@@ -200,8 +201,17 @@ def full(
         fail(ShapeError, f"full: fill_value must be a scalar, got {aval}")
     weak = dtype is None and aval.weak_type and sharding is None
     dtype = aval.dtype if dtype is None else dtypes.canonical(dtype)
+    if dtypes.is_key(dtype) and not dtypes.is_key(aval.dtype):
+        fill_value, weak = _key_of_words(fill_value, dtype), False
     out = broadcast_in_dim(convert_element_type(fill_value, dtype, weak), shape, ())
     return out if sharding is None else hooks.put(out, sharding)
+
+
+def _key_of_words(fill_value: Any, dtype: np.dtype) -> Any:
+    """A key all of whose words are `fill_value`."""
+    kind = visible(dtype)
+    word = convert_element_type(fill_value, np.uint32)
+    return random_wrap(broadcast_in_dim(word, kind.key_shape, ()), kind.ident)
 
 
 def full_like(
@@ -229,7 +239,7 @@ def full_like(
     if dtype is not None:
         out = full(shape, fill_value, dtype)
     elif dtypes.is_key(aval.dtype):
-        out = unchanged(zeros_like_aval(aval.update(shape=static_shape("full_like", shape))))
+        out = full(shape, fill_value, aval.dtype)
     else:
         value = convert_element_type(fill_value, aval.dtype, aval.weak_type)
         out = broadcast_in_dim(value, static_shape("full_like", shape), ())

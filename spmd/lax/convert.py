@@ -13,7 +13,7 @@ import numpy as np
 
 import spmd.base.context as context
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeArgumentError, DtypeError, ShapeError
 from spmd.base.tree import tree_map
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.jvp import zero_tangent
@@ -75,10 +75,16 @@ def _is_scalar_constant(x: Any, aval: ShapedArray) -> bool:
 @remembered
 def _convert_abstract(x: ShapedArray, *, new_dtype: np.dtype, weak_type: bool) -> ShapedArray:
     if x.dtype != new_dtype:
+        name = dtypes.long_name(new_dtype)
+        if dtypes.is_key(x.dtype):
+            fail(
+                DtypeArgumentError,
+                f"convert_element_type: {x} cannot be converted to {name}: a key is opaque; "
+                "random.key_data gives its bits",
+            )
         check_dtype("convert_element_type", "operand", x, ANY)
         if new_dtype not in ANY:
-            name = dtypes.long_name(new_dtype)
-            fail(DtypeError, f"convert_element_type: {x} cannot be converted to {name}")
+            fail(DtypeArgumentError, f"convert_element_type: {x} cannot be converted to {name}")
     return x.update(dtype=new_dtype, weak_type=weak_type)
 
 

@@ -60,7 +60,16 @@ REAL = frozenset((*dtypes.INTEGER, *dtypes.FLOATING))
 NUMERIC = frozenset(dtypes.NUMERIC)
 ORDERED = frozenset(dtypes.ORDERED)
 ANY = frozenset(dtypes.ANY)
-MOVABLE = frozenset((*dtypes.ANY, dtypes.key_dtype))
+
+
+class _Movable(frozenset):
+    """Numbers, and keys of any generator."""
+
+    def __contains__(self, dtype: object) -> bool:
+        return super().__contains__(dtype) or dtypes.is_key(dtype)
+
+
+MOVABLE = _Movable(dtypes.ANY)
 
 # A derivative that is zero everywhere (or where it exists), as those of `floor` and `sign`.
 no_derivative = ()

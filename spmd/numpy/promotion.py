@@ -18,6 +18,7 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.key_dtypes import visible
 from spmd.base.source import current_source
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.jvp import JVPTracer
@@ -90,7 +91,7 @@ def result_type(*args: Any) -> np.dtype:
     """
     if not args:
         raise ArgumentError("result_type: give at least one array, number or dtype")
-    return lattice_type(*args)[0]
+    return visible(lattice_type(*args)[0])
 
 
 def user_dtype(dtype: Any, name: str) -> np.dtype:

@@ -47,6 +47,7 @@ from spmd.random.discrete import (
     randint,
 )
 from spmd.random.gamma import beta, chisquare, dirichlet, gamma, loggamma, poisson, t
+from spmd.random.generators import define_prng_impl
 from spmd.random.keys import (
     PRNGKey,
     bits,

@@ -11,7 +11,8 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.config import config
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
 from spmd.core.explicit import lays_out_result
 from spmd.numpy import linalg
@@ -28,6 +29,7 @@ from spmd.random.keys import (
     count_of,
     float_dtype,
     pair,
+    parameters_shape,
     sample_shape,
     single,
     typed_bits,
@@ -306,10 +308,10 @@ def gumbel(
     """Draw Gumbel distributed numbers: `-log(-log(u))` of uniform `u`.
 
     `shape` is the result's; `dtype` is a float dtype, by default float32. `mode="high"` uses
-    twice the bits and has a finer upper tail than "low", the default. `out_sharding`, a
-    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
-    for another dtype or mode, `ShapeError` if a size is negative, and `ArgumentError` if `key`
-    is no single key.
+    twice the bits and has a finer upper tail than "low", the default; "highest" is finer still
+    for float32. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the
+    result. Raises `DtypeError` for another dtype, `ShapeError` if a size is negative, and
+    `ArgumentError` for another mode or if `key` is no single key.
 
     >>> x = spmd.random.gumbel(spmd.random.key(0), (10_000,))
     >>> round(float(x.mean()), 1)
@@ -317,9 +319,16 @@ def gumbel(
     """
     found = float_dtype(dtype, "gumbel")
     whole = canonical_shape(shape, "gumbel")
-    if mode not in (None, "low", "high"):
-        raise DtypeError(f"gumbel: mode must be 'low' or 'high', got {mode!r}")
-    return gumbel_typed(single(key, "gumbel"), whole, found, mode or "low")
+    return gumbel_typed(single(key, "gumbel"), whole, found, gumbel_mode("gumbel", mode))
+
+
+def gumbel_mode(name: str, mode: str | None) -> str:
+    """The mode that a user chose, or the setting's; raises his error."""
+    if mode is None:
+        return "high" if config.high_dynamic_range_gumbel else "low"
+    if mode not in ("low", "high", "highest"):
+        raise ArgumentError(f"{name}: mode must be 'low', 'high' or 'highest', got {mode!r}")
+    return mode
 
 
 @one_program("shape", "dtype", "mode")
@@ -330,11 +339,56 @@ def gumbel_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype, mode: str = 
     if mode == "low":
         u = uniform_typed(key, shape, dtype, tiny, 1.0)
         return lax.neg(lax.log(lax.neg(lax.log(u))))
+    if mode == "highest" and dtype == np.float32:
+        return _gumbel_of_64_bits(key, shape)
     both = uniform_typed(key, (2, *shape), dtype)
     high, low = (lax.index_in_dim(both, k, 0, keepdims=False) for k in (0, 1))
     fine = lax.add(lax.mul(low, np.array(2.0**-info.nmant, dtype)), tiny)
     x = select(lax.ge(high, np.array(0.5, dtype)), high, lax.add(high, fine))
     return lax.neg(lax.log(lax.neg(lax.log1p(lax.neg(x)))))
+
+
+def _gumbel_of_64_bits(key: Any, shape: tuple[int, ...]) -> Any:
+    """Gumbel noise of 64 bits a number, taken as a distance to the nearer end of (0, 1).
+
+    The distance is a float32 of full precision however small it is: `log1p` of it near 1.
+    """
+    word = np.dtype(np.uint32)
+    both = typed_bits(key, (2, *shape), word)
+    high, low = (lax.index_in_dim(both, k, 0, keepdims=False) for k in (0, 1))
+    near_zero = lax.lt(high, np.uint32(1 << 31))
+    # What is missing to one: the complement, of two words and with a carry.
+    rest_high, rest_low = lax.bitwise_not(high), lax.bitwise_not(low)
+    carry = lax.convert_element_type(lax.eq(rest_low, np.uint32(2**32 - 1)), word)
+    x = _fraction(
+        select(near_zero, high, lax.add(rest_high, carry)),
+        select(near_zero, low, lax.add(rest_low, np.uint32(1))),
+    )
+    close = lax.log(lax.neg(lax.log1p(lax.neg(x))))
+    return lax.neg(select(near_zero, close, lax.log(lax.neg(lax.log(x)))))
+
+
+def _fraction(high: Any, low: Any) -> Any:
+    """The float32 of 64 bits that are a fraction of one: leading zeros are its exponent."""
+    word = np.dtype(np.uint32)
+    zeros_high, zeros_low = lax.clz(high), lax.clz(low)
+    is_low = lax.eq(zeros_high, np.uint32(32))
+    mantissa = lax.bitwise_or(
+        lax.shift_left(high, zeros_high),
+        select(
+            is_low,
+            lax.shift_left(low, zeros_low),
+            lax.shift_right_logical(low, lax.sub(np.uint32(32), zeros_high)),
+        ),
+    )
+    mantissa = lax.bitwise_and(
+        lax.shift_right_logical(mantissa, np.uint32(8)), np.uint32(2**23 - 1)
+    )
+    zeros = select(is_low, lax.add(zeros_low, np.uint32(32)), zeros_high)
+    exponent = lax.shift_left(lax.sub(np.uint32(126), zeros), np.uint32(23))
+    exponent = lax.bitwise_and(exponent, np.uint32((1 << 30) - (1 << 22)))
+    bits = lax.convert_element_type(lax.bitwise_or(exponent, mantissa), word)
+    return lax.bitcast_convert_type(bits, np.dtype(np.float32))
 
 
 @lays_out_result
@@ -422,7 +476,7 @@ def pareto(
     True
     """
     found = float_dtype(dtype, "pareto")
-    whole = sample_shape("pareto", shape, b)
+    whole = parameters_shape("pareto", shape, found, b)
     b = _fitted(lax.convert_element_type(plain(b), found), whole)
     return _pareto(single(key, "pareto"), b, whole, found)
 
@@ -447,7 +501,7 @@ def rayleigh(
     True
     """
     found = float_dtype(dtype, "rayleigh")
-    whole = sample_shape("rayleigh", shape, scale)
+    whole = parameters_shape("rayleigh", shape, found, scale)
     scale = _fitted(lax.convert_element_type(plain(scale), found), whole)
     return _rayleigh(single(key, "rayleigh"), scale, whole, found)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import DtypeError
+from spmd.base.errors import DtypeArgumentError
 from spmd.core.aval import typeof
 from spmd.core.explicit import lays_out_result
 from spmd.numpy.programs import one_program
@@ -35,7 +35,15 @@ from spmd.random.continuous import (
 )
 from spmd.random.discrete import rademacher
 from spmd.random.gamma import chisquare, gamma_typed
-from spmd.random.keys import canonical_shape, count_of, float_dtype, pair, sample_shape, single
+from spmd.random.keys import (
+    canonical_shape,
+    count_of,
+    float_dtype,
+    pair,
+    parameters_shape,
+    sample_shape,
+    single,
+)
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -64,10 +72,10 @@ def lognormal(
     >>> bool((spmd.random.lognormal(spmd.random.key(0), 0.5, (100,)) > 0).all())
     True
     """
-    whole = sample_shape("lognormal", shape, sigma)
     found = dtypes.canonical(np.float64) if dtype is None else user_dtype(dtype, "lognormal")
     if not dtypes.is_inexact(found):
-        raise DtypeError(f"lognormal: dtype must be a float or complex, got {found}")
+        raise DtypeArgumentError(f"lognormal: dtype must be a float or complex, got {found}")
+    whole = parameters_shape("lognormal", shape, found, sigma)
     scale = _parameter("lognormal", sigma, whole, found)
     return _lognormal(single(key, "lognormal"), scale, whole, found)
 
@@ -94,7 +102,7 @@ def geometric(
     check_arraylike("geometric", p)
     found = default_int() if dtype is None else user_dtype(dtype, "geometric")
     if not dtypes.is_integer(found):
-        raise DtypeError(f"geometric: dtype must be an integer, got {found}")
+        raise DtypeArgumentError(f"geometric: dtype must be an integer, got {found}")
     whole = sample_shape("geometric", shape, p)
     (p,) = promote_dtypes_inexact(plain(p))
     p = broadcast_to(lax.convert_element_type(p, typeof(p).dtype), whole)
@@ -135,7 +143,7 @@ def triangular(
     True
     """
     found = float_dtype(dtype, "triangular")
-    whole = sample_shape("triangular", shape, left, mode, right)
+    whole = parameters_shape("triangular", shape, found, left, mode, right)
     ends = [_parameter("triangular", v, whole, found) for v in (left, mode, right)]
     return _triangular(single(key, "triangular"), *ends)
 
@@ -170,7 +178,8 @@ def wald(
     >>> bool((spmd.random.wald(spmd.random.key(0), 2.0, (100,)) > 0).all())
     True
     """
-    found, whole = float_dtype(dtype, "wald"), sample_shape("wald", shape, mean)
+    found = float_dtype(dtype, "wald")
+    whole = parameters_shape("wald", shape, found, mean)
     return _wald(single(key, "wald"), _parameter("wald", mean, whole, found))
 
 
@@ -210,7 +219,8 @@ def f(
     >>> bool((spmd.random.f(spmd.random.key(0), 2.0, 3.0, (100,)) > 0).all())
     True
     """
-    found, whole = float_dtype(dtype, "f"), sample_shape("f", shape, dfnum, dfden)
+    found = float_dtype(dtype, "f")
+    whole = parameters_shape("f", shape, found, dfnum, dfden)
     below, above = pair(single(key, "f"))
     numerator, denominator = (_parameter("f", v, whole, found) for v in (dfnum, dfden))
     top = lax.div(chisquare(above, numerator, whole, found), numerator)

@@ -10,7 +10,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeArgumentError, DtypeError, ShapeError
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.explicit import lays_out_result
 from spmd.numpy.manipulation import moveaxis
@@ -29,7 +29,7 @@ from spmd.numpy.reductions import argmax, canonical_axis, cumsum
 from spmd.numpy.sorting import searchsorted
 from spmd.numpy.taking import take
 from spmd.numpy.ufuncs import add
-from spmd.random.continuous import gumbel_typed, uniform_typed
+from spmd.random.continuous import gumbel_mode, gumbel_typed, uniform_typed
 from spmd.random.keys import canonical_shape, count_of, pair, sample_shape, single, typed_bits
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def randint(
     """
     found = default_int() if dtype is None else user_dtype(dtype, "randint")
     if not dtypes.is_integer(found):
-        raise DtypeError(f"randint: dtype must be an integer, got {found}")
+        raise DtypeArgumentError(f"randint: dtype must be an integer, got {found}")
     whole = sample_shape("randint", shape, minval, maxval)
     sampled = found if found.itemsize >= 4 else np.dtype(np.int32)
     low, _ = _bound("minval", minval, found, sampled)
@@ -160,9 +160,10 @@ def rademacher(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: An
     [-1, 1]
     """
     found = default_int() if dtype is None else user_dtype(dtype, "rademacher")
-    coin = lax.convert_element_type(
-        bernoulli(key, 0.5, canonical_shape(shape, "rademacher")), found
-    )
+    coin = bernoulli(key, 0.5, canonical_shape(shape, "rademacher"))
+    if dtypes.is_bool(found):  # both of -1 and 1 are True
+        return lax.full_like(coin, True)
+    coin = lax.convert_element_type(coin, found)
     return lax.sub(lax.mul(coin, np.array(2, found)), np.array(1, found))
 
 
@@ -208,14 +209,14 @@ def categorical(
     lead = whole[: len(whole) - len(batch)]
     key, dtype = single(key, "categorical"), typeof(logits).dtype
     if replace:
-        noise = gumbel_typed(key, (*lead, *own), dtype, mode or "low")
+        noise = gumbel_typed(key, (*lead, *own), dtype, gumbel_mode("categorical", mode))
         return argmax(add(noise, logits), axis=d - len(own))
     count = math.prod(lead)
     if count > own[d]:
         raise ArgumentError(
             f"categorical: {count} draws without replacement from {own[d]} categories"
         )
-    noise = gumbel_typed(key, own, dtype, mode or "low")
+    noise = gumbel_typed(key, own, dtype, gumbel_mode("categorical", mode))
     _, chosen = lax.top_k(moveaxis(lax.add(noise, logits), d, -1), count)
     return lax.reshape(moveaxis(chosen, -1, 0), whole)
 
@@ -283,7 +284,7 @@ def _chosen(
         last = lax.index_in_dim(total, count - 1, 0, keepdims=False)
         u = lax.sub(np.array(1, dtype), uniform_typed(key, shape, dtype))
         return searchsorted(total, lax.mul(last, u))
-    noise = lax.add(gumbel_typed(key, (count,), dtype, mode or "low"), lax.log(p))
+    noise = lax.add(gumbel_typed(key, (count,), dtype, gumbel_mode("choice", mode)), lax.log(p))
     return lax.top_k(noise, math.prod(shape))[1]
 
 

@@ -1,13 +1,13 @@
 """Distributions made of gamma distributed numbers, which are found by rejection: `gamma`, `beta`.
 
 Marsaglia and Tsang's method with JAX's sequence of keys, so that samples agree. A sample is the
-result of a loop that ends when a candidate is accepted, so it has no derivative in its parameters.
+result of a loop that ends when a candidate is accepted; its derivative in the parameter is implicit
+in the distribution function.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from spmd import lax
 from spmd.api import vmap
 from spmd.base import dtypes
-from spmd.base.errors import RefusedError, ShapeError
+from spmd.base.errors import ShapeError
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.core.explicit import lays_out_result
@@ -27,7 +27,15 @@ from spmd.numpy.reductions import max as _max
 from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.ufuncs import divide, subtract
 from spmd.random.continuous import exponential_typed, normal_typed, uniform_typed
-from spmd.random.keys import float_dtype, pair, sample_shape, several, single, split_typed
+from spmd.random.keys import (
+    float_dtype,
+    pair,
+    parameters_shape,
+    sample_shape,
+    several,
+    single,
+    split_typed,
+)
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -87,28 +95,42 @@ def _positive(state: Any, c: Any, dtype: np.dtype) -> Any:
 def _draw(key: Any, a: Any, log_space: bool) -> Any:
     shape = typeof(a).shape
     keys = split_typed(key, (math.prod(shape),))
-    draw = vmap(lambda k, alpha: _gamma_one(k, alpha, log_space))
-    return lax.reshape(draw(keys, lax.reshape(a, (math.prod(shape),))), shape)
+    flat = lax.reshape(a, (math.prod(shape),))
+    if typeof(key).dtype == dtypes.key_dtype:
+        return lax.reshape(vmap(lambda k, x: _gamma_one(k, x, log_space))(keys, flat), shape)
+    # Vectorised, the other generators may draw the bits of all samples from the first key.
+    drawn = lax.map(lambda each: _gamma_one(each[0], each[1], log_space), (keys, flat))
+    return lax.reshape(drawn, shape)
 
 
-def _without_derivative(f: Callable[[Any, Any], Any]) -> Any:
-    """`f(key, a)` with a derivative that is refused, where a loop's would be silently wrong."""
-    wrapped = custom_jvp(f)
+def _with_derivative(log_space: bool) -> Any:
+    """`_draw` with its derivative, where that of a loop would be silently wrong.
 
-    @wrapped.defjvp
-    def refuse(primals: Any, tangents: Any) -> Any:
-        raise RefusedError(
-            "random.gamma: samples are found by rejection and have no derivative with respect to "
-            "their parameters here; use lax.stop_gradient(parameters)"
-        )
+    A sample moves with the parameter so that its place in the distribution, P(a, sample), stays:
+    the derivative is implicit in that equation.
+    """
 
-    return wrapped
+    @custom_jvp
+    def draw(key: Any, a: Any) -> Any:
+        return _draw(key, a, log_space)
+
+    @draw.defjvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        key, a = primals
+        out = draw(key, a)
+        if not log_space:
+            return out, lax.mul(tangents[1], lax.random_gamma_grad(a, out))
+        dtype = typeof(out).dtype
+        sample = lax.exp(out)
+        tiny = lax.full_like(sample, dtypes.finfo(dtype).tiny)
+        sample = select(lax.eq(sample, np.array(0, dtype)), tiny, sample)
+        slope = lax.div(lax.random_gamma_grad(a, sample), sample)
+        return out, lax.mul(tangents[1], slope)
+
+    return draw
 
 
-_samples = {
-    False: _without_derivative(lambda key, a: _draw(key, a, False)),
-    True: _without_derivative(lambda key, a: _draw(key, a, True)),
-}
+_samples = {False: _with_derivative(False), True: _with_derivative(True)}
 
 
 def gamma_typed(
@@ -129,10 +151,11 @@ def gamma(
     """Draw gamma distributed numbers with shape parameter `a` and scale 1.
 
     `a` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by default
-    float32. Marsaglia and Tsang's method (2000) rejects candidates in a loop, so a derivative
-    with respect to `a` raises `RefusedError`. `out_sharding`, a sharding or spec over
-    `Explicit` mesh axes, is the layout of the result. Raises `DtypeError` for another dtype,
-    `ShapeError` if `a` does not broadcast, and `ArgumentError` if `key` is no single key.
+    float32. Marsaglia and Tsang's method (2000) rejects candidates in a loop; the derivative with
+    respect to `a` is that of the sample whose place in the distribution stays. `out_sharding`,
+    a sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
+    for another dtype, `ShapeError` if `a` does not broadcast, and `ArgumentError` if `key` is no
+    single key.
 
     >>> x = spmd.random.gamma(spmd.random.key(0), 3.0, (10_000,))
     >>> round(float(x.mean()), 1)
@@ -149,7 +172,7 @@ def loggamma(
     """Draw logarithms of gamma distributed numbers, exact also where those underflow.
 
     `a`, `shape`, `dtype` (a float) and the errors are those of `gamma`: `DtypeError`,
-    `ShapeError`, `ArgumentError`, and `RefusedError` for a derivative with respect to `a`.
+    `ShapeError` and `ArgumentError`.
     `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
 
     >>> bool(snp.isfinite(spmd.random.loggamma(spmd.random.key(0), 1e-6)))
@@ -166,17 +189,17 @@ def beta(
     """Draw beta distributed numbers with parameters `a` and `b`.
 
     The parameters broadcast to `shape`, which is by default theirs; `dtype` is a float dtype,
-    by default float32. The result is `x / (x + y)` of two gamma distributed numbers, so a
-    derivative with respect to a parameter raises `RefusedError`. `out_sharding`, a sharding or
-    spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError` for another
-    dtype, `ShapeError` if a parameter does not broadcast, and `ArgumentError` if `key` is no
-    single key.
+    by default float32. The result is `x / (x + y)` of two gamma distributed numbers.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
+    Raises `DtypeError` for another dtype, `ShapeError` if a parameter does not broadcast, and
+    `ArgumentError` if `key` is no single key.
 
     >>> x = spmd.random.beta(spmd.random.key(0), 1.0, 3.0, (10_000,))
     >>> round(float(x.mean()), 2)
     0.25
     """
-    found, whole = float_dtype(dtype, "beta"), sample_shape("beta", shape, a, b)
+    found = float_dtype(dtype, "beta")
+    whole = parameters_shape("beta", shape, found, a, b)
     first, second = pair(single(key, "beta"))
     log_a = gamma_typed(first, a, whole, found, log_space=True)
     log_b = gamma_typed(second, b, whole, found, log_space=True)
@@ -193,7 +216,7 @@ def dirichlet(
 
     The last dim of `alpha` is the vectors'; the others broadcast to `shape`, which is by
     default theirs and to which that dim is appended. `dtype` is a float dtype, by default
-    float32. A derivative with respect to `alpha` raises `RefusedError`. `out_sharding`, a
+    float32. `out_sharding`, a
     sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
     for another dtype, `ShapeError` if `alpha` is a scalar or does not broadcast, and
     `ArgumentError` if `key` is no single key.
@@ -220,7 +243,7 @@ def chisquare(
     """Draw chi-square distributed numbers with `df` degrees of freedom.
 
     `df` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by
-    default float32. A derivative with respect to `df` raises `RefusedError`. `out_sharding`, a
+    default float32. `out_sharding`, a
     sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
     for another dtype, `ShapeError` if `df` does not broadcast, and `ArgumentError` if `key` is
     no single key.
@@ -229,7 +252,8 @@ def chisquare(
     >>> round(float(x.mean()), 1)
     4.0
     """
-    found, whole = float_dtype(dtype, "chisquare"), sample_shape("chisquare", shape, df)
+    found = float_dtype(dtype, "chisquare")
+    whole = parameters_shape("chisquare", shape, found, df)
     half = lax.div(lax.convert_element_type(plain(df), found), np.array(2, found))
     logs = gamma_typed(single(key, "chisquare"), half, whole, found, log_space=True)
     return lax.mul(lax.exp(logs), np.array(2, found))
@@ -242,7 +266,7 @@ def t(
     """Draw numbers of Student's t distribution with `df` degrees of freedom.
 
     `df` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by
-    default float32. A derivative with respect to `df` raises `RefusedError`. `out_sharding`, a
+    default float32. `out_sharding`, a
     sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
     for another dtype, `ShapeError` if `df` does not broadcast, and `ArgumentError` if `key` is
     no single key.
@@ -250,7 +274,8 @@ def t(
     >>> spmd.random.t(spmd.random.key(0), 4.0, (2, 3)).shape
     (2, 3)
     """
-    found, whole = float_dtype(dtype, "t"), sample_shape("t", shape, df)
+    found = float_dtype(dtype, "t")
+    whole = parameters_shape("t", shape, found, df)
     first, second = pair(single(key, "t"))
     half = lax.div(lax.convert_element_type(plain(df), found), np.array(2, found))
     half = broadcast_to(half, whole)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -22,8 +23,10 @@ from spmd.base import dtypes
 from spmd.base.aligned_copy import aligned_copy
 from spmd.base.context import busy, evaluation, state
 from spmd.base.device import Device, default_device, process_index
-from spmd.base.errors import DeletedError, DeviceError, MutationError, ShardingError
+from spmd.base.errors import DeletedError, DeviceError, DtypeError, MutationError, ShardingError
+from spmd.base.key_dtypes import visible
 from spmd.base.record import record
+from spmd.base.source import is_ours
 from spmd.core.aval import HasAval, ShapedArray, register_array_type, typeof
 from spmd.core.ir import Jaxpr
 from spmd.core.rewrite import dce
@@ -228,14 +231,25 @@ class Array(ArrayMethods):
                 "is not here. Read .addressable_shards, or gather it on every process with "
                 "spmd.multihost.process_allgather(x, tiled=True)"
             )
-        out = np.empty(self.shape, self.dtype)
+        out = np.empty(self.shape, self.aval.dtype)
         for shard in self.addressable_shards:
             out[shard.index] = shard.data._value
         out.flags.writeable = False
         return out
 
+    def _numbers(self, what: str) -> np.ndarray:
+        """`_value`; keys give the elements that move them to our own code, and users an error."""
+        if self.aval.dtype.names is None or not dtypes.is_key(self.aval.dtype):
+            return self._value
+        if not is_ours(sys._getframe(2).f_code.co_filename):
+            raise DtypeError(
+                f"{what}: an array of {dtypes.key_name(self.aval.dtype)} cannot be converted to "
+                "numbers; random.key_data(keys) gives its words"
+            )
+        return self._value
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        value = self._value
+        value = self._numbers("np.asarray")
         if dtype is not None and np.dtype(dtype) != value.dtype:
             return value.astype(dtype)
         return value.copy() if copy else value
@@ -246,6 +260,8 @@ class Array(ArrayMethods):
         return memoryview(value)
 
     def __bool__(self) -> bool:
+        if dtypes.is_key(self.aval.dtype):
+            raise DtypeError("a key has no truth value; random.key_data(key) gives its words")
         return bool(self._value)
 
     def __int__(self) -> int:
@@ -269,14 +285,14 @@ class Array(ArrayMethods):
 
     def item(self, *args: Any) -> Any:
         """The value of one element as a Python number."""
-        return self._value.item(*args)
+        return self._numbers("item").item(*args)
 
     def tolist(self) -> Any:
         """The values as nested Python lists."""
-        return self._value.tolist()
+        return self._numbers("tolist").tolist()
 
     def tobytes(self, order: Any = "C") -> bytes:
-        return self._value.tobytes(order)
+        return self._numbers("tobytes").tobytes(order)
 
     def __format__(self, spec: str) -> str:
         as_text = self.shape or self.is_unreduced
@@ -386,13 +402,16 @@ class Array(ArrayMethods):
             shards = ", ".join(f"{s.device}: {_text(s.data, '')}" for s in self.addressable_shards)
             return f"Array(shape={self.shape}, {dtype}, sharding={self.sharding}, here: {shards})"
         if dtypes.is_key(self.dtype):
-            words = _text(self._value[..., None].view(np.uint32), "")
-            return f"Array({self.shape}, dtype=key<fry>) overlaying:\n{words}"
+            words = self._value.reshape(-1).view(np.uint32)
+            words = words.reshape(*self.shape, *visible(self.aval.dtype).key_shape)
+            return f"Array({self.shape}, {dtype}) overlaying:\n{words}"
         if self.size == 0:
             return f"Array([], shape={self.shape}, {dtype})"
         return f"Array({_text(self, 'Array(')}, {dtype})"
 
     def __str__(self) -> str:
+        if dtypes.is_key(self.aval.dtype):
+            return repr(self)
         has_value = self.is_fully_addressable or self.is_fully_replicated
         if self.is_deleted() or self.is_unreduced or not has_value:
             return repr(self)

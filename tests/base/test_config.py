@@ -61,6 +61,8 @@ def other_value(setting):
     choices = {
         **dict.fromkeys(TRANSFERS, "log"),
         "legacy_prng_key": "warn",
+        "default_prng_impl": "rbg",
+        "cuda_emulator": "plain",
         "unasked_gathers": "warn",
         "overlap": "never",
         "numpy_rank_promotion": "warn",

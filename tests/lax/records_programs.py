@@ -14,7 +14,7 @@ import spmd
 from spmd import custom_batching, custom_derivatives, nn
 from spmd.ad_checkpoint import checkpoint_name
 from spmd.core.trace import Tracer
-from spmd.lax.threefry import threefry2x32
+from spmd.lax.keys.threefry import threefry2x32
 from tests.lax.records import WIDE_FLOAT, between, record, some
 
 AB = some(2, 3)
@@ -154,6 +154,21 @@ def _threefry_in_numpy(key: Any, high: Any, low: Any) -> Any:
 def _threefry(lax: Any, key: Any, high: Any, low: Any) -> Any:
     out = threefry2x32(spmd.random.wrap_key_data(key), high, low)
     return spmd.random.key_data(out)
+
+
+def _philox_in_numpy(state: Any) -> Any:
+    """Five numbers of a key, whose words are the high half of the counter too; plain integers."""
+    low, out = 2**32 - 1, []
+    for block in range(2):
+        k0, k1, first, second = (int(word) for word in np.asarray(state).tolist())
+        counter = (first + (second << 32) + block) % 2**64
+        x = [counter & low, counter >> 32, k0, k1]
+        for _ in range(10):
+            a, b = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57
+            x = [b >> 32 ^ x[1] ^ k0, b & low, a >> 32 ^ x[3] ^ k1, a & low]
+            k0, k1 = (k0 + 0x9E3779B9) & low, (k1 + 0xBB67AE85) & low
+        out += x
+    return np.array(out[:5], UINT)
 
 
 COUNTERS = between(0, 2**31, 2, 3, dtype=UINT)
@@ -299,6 +314,14 @@ RECORDS = [
     *(
         record(name, _key, between(0, 2**31, 2, dtype=UINT), dtypes=[UINT], reference=np.array)
         for name in ("random_wrap", "random_unwrap")
+    ),
+    record(
+        "rng_bit_generator",
+        lambda lax, x: lax.rng_bit_generator(x, (5,))[1],
+        between(0, 2**31, 4, dtype=UINT),
+        dtypes=[UINT],
+        reference=_philox_in_numpy,
+        vmap=False,  # the first state gives the bits of all
     ),
     record(
         "key_bits",

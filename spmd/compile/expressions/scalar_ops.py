@@ -182,11 +182,14 @@ EXPENSIVE = frozenset(
 def storage_dtype(dtype: np.dtype) -> str | None:
     """The kernel dtype in which elements are moved.
 
-    Typed keys travel as 64-bit words, and elements of small dtypes as bytes.
+    Typed keys travel as words of their size, and elements of small dtypes as bytes. Keys of more
+    than 64 bits have no kernel: the host moves them.
     """
     if dtypes.is_small(dtype):
         return "u8"
-    return "u64" if dtypes.is_key(dtype) else kernel_dtype(dtype)
+    if dtypes.is_key(dtype):
+        return {4: "u32", 8: "u64"}.get(dtype.itemsize)
+    return kernel_dtype(dtype)
 
 
 def is_elementwise(name: str) -> bool:

@@ -12,8 +12,9 @@ Meaning where Python, C and NumPy differ (the rules of XLA, which JAX users know
 * `round` is half away from zero, `round_even` half to even; `select` is (predicate, then, else);
 * `complex` is (real, imaginary); a complex converts to a real by dropping the imaginary part;
 * `erf_inv`, `lgamma`, `digamma` are the real functions;
-* `threefry2x32` encrypts a counter of two words with a key of two words (`lax/threefry.py`): its
-  operands are the key's words and the counter's, and the second word of its result is the high one.
+* `threefry2x32` encrypts a counter of two words with a key of two words
+  (`lax/keys/threefry.py`): its operands are the key's words and the counter's, and the second
+  word of its result is the high one.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spmd.compile.kernel.dtypes import DTYPES, kind
-from spmd.lax.threefry import encrypt
+from spmd.lax.keys.threefry import encrypt
 
 Array = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from spmd.compile.cpu.codegen.scalar_ops import Value
 from spmd.compile.native.llvm.vector_emitter import Emitter
-from spmd.lax.threefry import KEY_SCHEDULE, PARITY, ROTATIONS
+from spmd.lax.keys.threefry import KEY_SCHEDULE, PARITY, ROTATIONS
 
 _TABLE = "@rotations"
 _GROUPS = len(KEY_SCHEDULE)

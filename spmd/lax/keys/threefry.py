@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.errors import DtypeError, ShapeError
+from spmd.base.errors import DtypeError
 from spmd.core.aval import ShapedArray
-from spmd.core.primitive import Primitive, Refused, dims
-from spmd.core.structural import move_dim
+from spmd.core.primitive import Primitive, Refused
 from spmd.lax.families import align_batch, common_shape, elementwise_dims, fail
 
 _WORD = np.dtype(np.uint32)
+_FIELDS: Any = dtypes.key_dtype.names
 _NO_JVP = Refused("random bits and keys are integers, which have no derivative")
 _NO_TRANSPOSE = Refused("random bits and keys are not linear in anything")
 
@@ -40,17 +40,17 @@ def threefry2x32(key: Any, high: Any, low: Any) -> Any:
 
 
 def _threefry_abstract(key: ShapedArray, high: ShapedArray, low: ShapedArray) -> ShapedArray:
-    if not dtypes.is_key(key.dtype) or high.dtype != _WORD or low.dtype != _WORD:
+    if key.dtype != dtypes.key_dtype or high.dtype != _WORD or low.dtype != _WORD:
         fail(DtypeError, f"threefry2x32: needs (key, uint32, uint32), got {key}, {high}, {low}")
     shape = common_shape("threefry2x32", ("key", "high", "low"), (key, high, low))
     return ShapedArray(shape, dtypes.key_dtype)
 
 
 def _threefry_impl(xp: Any, key: Any, high: Any, low: Any) -> Any:
-    k0, k1 = key["k0"], key["k1"]
-    x0, x1 = encrypt(k0, k1, high, low)
+    first, second = _FIELDS
+    x0, x1 = encrypt(key[first], key[second], high, low)
     out = xp.empty(x0.shape, dtypes.key_dtype)
-    out["k0"], out["k1"] = x0, x1
+    out[first], out[second] = x0, x1
     return out
 
 
@@ -93,16 +93,17 @@ def key_bits(keys: Any, dtype: np.dtype) -> Any:
 
 
 def _key_bits_abstract(keys: ShapedArray, *, dtype: np.dtype) -> ShapedArray:
-    if not dtypes.is_key(keys.dtype) or dtype not in dtypes.UNSIGNED:
+    if keys.dtype != dtypes.key_dtype or dtype not in dtypes.UNSIGNED:
         fail(DtypeError, f"key_bits: needs keys and an unsigned dtype, got {keys} and {dtype}")
     return ShapedArray(keys.shape, dtype)
 
 
 def _key_bits_impl(xp: Any, keys: Any, *, dtype: np.dtype) -> Any:
+    first, second = _FIELDS
     if dtype.itemsize == 8:
-        high = keys["k0"].astype(dtype) << dtype.type(32)
-        return xp.asarray(high | keys["k1"].astype(dtype))
-    return xp.asarray(keys["k0"] ^ keys["k1"]).astype(dtype)
+        high = keys[first].astype(dtype) << dtype.type(32)
+        return xp.asarray(high | keys[second].astype(dtype))
+    return xp.asarray(keys[first] ^ keys[second]).astype(dtype)
 
 
 key_bits_p = Primitive(
@@ -113,64 +114,4 @@ key_bits_p = Primitive(
     transpose=_NO_TRANSPOSE,
     batch=lambda axis, xs, at, **params: (key_bits_p.bind(*xs, **params), at[0]),
     dims=elementwise_dims,
-)
-
-# ---- random_wrap and random_unwrap -------------------------------------------------------------
-
-
-def random_wrap(words: Any) -> Any:
-    """Keys made of uint32 words: the last dim, of size 2, disappears."""
-    return random_wrap_p.bind(words)
-
-
-def _wrap_abstract(words: ShapedArray) -> ShapedArray:
-    if words.dtype != _WORD:
-        fail(DtypeError, f"random_wrap: key data must be uint32, got {words}")
-    if words.shape[-1:] != (2,):
-        fail(ShapeError, f"random_wrap: the last dim of key data must have size 2, got {words}")
-    return ShapedArray(words.shape[:-1], dtypes.key_dtype)
-
-
-def _wrap_impl(xp: Any, words: Any) -> Any:
-    return xp.ascontiguousarray(words).view(dtypes.key_dtype).reshape(words.shape[:-1])
-
-
-def _wrap_batch(axis: Any, operands: Any, at: Any) -> Any:
-    return random_wrap(move_dim(operands[0], at[0], 0)), 0
-
-
-random_wrap_p = Primitive(
-    "random_wrap",
-    abstract=_wrap_abstract,
-    impl=_wrap_impl,
-    jvp=_NO_JVP,
-    transpose=_NO_TRANSPOSE,
-    batch=_wrap_batch,
-    dims=lambda x: dims([range(x.ndim)], [range(x.ndim - 1)], whole=[x.ndim - 1]),
-)
-
-
-def random_unwrap(keys: Any) -> Any:
-    """The words of keys: a new last dim of size 2."""
-    return random_unwrap_p.bind(keys)
-
-
-def _unwrap_abstract(keys: ShapedArray) -> ShapedArray:
-    if not dtypes.is_key(keys.dtype):
-        fail(DtypeError, f"random_unwrap: needs keys, got {keys}")
-    return ShapedArray((*keys.shape, 2), _WORD)
-
-
-def _unwrap_impl(xp: Any, keys: Any) -> Any:
-    return xp.ascontiguousarray(keys).view(_WORD).reshape(*keys.shape, 2)
-
-
-random_unwrap_p = Primitive(
-    "random_unwrap",
-    abstract=_unwrap_abstract,
-    impl=_unwrap_impl,
-    jvp=_NO_JVP,
-    transpose=_NO_TRANSPOSE,
-    batch=lambda axis, xs, at: (random_unwrap(move_dim(xs[0], at[0], 0)), 0),
-    dims=lambda x: dims([range(x.ndim)], [(*range(x.ndim), x.ndim)], whole=[x.ndim]),
 )

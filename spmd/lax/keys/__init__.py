@@ -1,0 +1,1 @@
+"""Keys and random bits: the default generator, XLA's, and keys as the words they are made of."""
