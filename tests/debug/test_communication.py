@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import spmd
 import spmd.numpy as snp
 from spmd import NamedSharding, P, debug, lax, nn
 from spmd.base.amounts import size_text
+from spmd.base.config import config
 from spmd.checkify import check
 from spmd.sharding import AxisType
 
@@ -117,6 +119,13 @@ def block(where: Any = lambda y: y) -> Any:
     return f
 
 
+@pytest.fixture
+def eight_devices():
+    with config.override("num_cpu_devices", 8):
+        yield
+
+
+@pytest.mark.usefixtures("eight_devices")
 def test_a_large_move_tells_what_a_constraint_would_save():
     mesh = spmd.make_mesh((2, 4), ("data", "model"), AxisType.Auto)
     x = put(np.ones((8, 64, 256), np.float32), mesh, "data")
