@@ -5,8 +5,9 @@ them apart leaf by leaf and hands each leaf to the program's entry point, native
 interned avals by identity. A mismatch returns `MISS`, and the call is looked up the general way,
 which is the slow twin of all this.
 
-Only common arguments are matched: tuples, lists, dicts, named tuples and None, with arrays, NumPy
-arrays of the exact dtype and numbers as leaves. Everything else stays on the general path.
+All containers are matched: tuples, lists, dicts and named tuples are read in place, objects of
+other registered classes are taken apart by the function that their class is registered with. Leaves
+are arrays, NumPy arrays of the exact dtype and numbers; calls with others stay on the general path.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.base.tree import TreeDef, is_named_tuple
+from spmd.base.tree import TreeDef, container_of, is_named_tuple
 from spmd.base.util import MISS
 from spmd.compile.dispatch.signature import Split
 from spmd.compile.native.cpython import entry_point
@@ -46,6 +47,14 @@ def is_wide(tree: TreeDef) -> bool:
     """Whether a tree is a dict of many leaves and nothing else."""
     many = tree.kind is dict and len(tree.parts) >= WIDE
     return many and all(child.kind is None for child in tree.parts)
+
+
+def _is_same(aux: Any, expected: Any) -> bool:
+    """Whether what a class keeps beside its children is what it was; if in doubt it is not."""
+    try:
+        return bool(aux == expected)
+    except Exception:  # the general path raises it, if it makes this comparison at all
+        return False
 
 
 def _has_buffer(x: Any) -> bool:
@@ -169,7 +178,8 @@ class Matcher:
         kind = tree.kind
         is_tuple = kind in (tuple, list) or is_named_tuple(kind)
         if not is_tuple and kind is not dict:
-            raise UnmatchedError
+            self.match_registered(name, tree)
+            return
         expected = kind.__name__ if kind in (tuple, list, dict) else self.bind(kind)
         self.put(f"if type({name}) is not {expected} or len({name}) != {count}: return MISS")
         if is_wide(tree):
@@ -179,6 +189,23 @@ class Matcher:
         for key, child in zip(keys, tree.parts, strict=True):
             inner = self.fresh()
             self.put(f"{inner} = {name}[{key}]")
+            self.match(inner, child)
+
+    def match_registered(self, name: str, tree: TreeDef) -> None:
+        """Match an object that the function of its class takes apart."""
+        assert tree.kind is not None
+        container = container_of(tree.kind)
+        assert container is not None  # what is registered once stays so
+        kind, flatten = self.bind(tree.kind), self.bind(container.flatten)
+        children, aux, expected = self.fresh(), self.fresh(), self.bind(tree.aux)
+        self.put(f"if type({name}) is not {kind}: return MISS")
+        self.put(f"{children}, {aux} = {flatten}({name})")
+        self.put(f"if len({children}) != {len(tree.parts)} or ({aux} is not {expected}")
+        self.lines[-1] += f" and not {self.bind(_is_same)}({aux}, {expected})): return MISS"
+        names = [self.fresh() for _ in tree.parts]
+        if names:
+            self.put(f"{', '.join(names)}, = {children}")
+        for inner, child in zip(names, tree.parts, strict=True):
             self.match(inner, child)
 
     def match_wide(self, name: str, tree: TreeDef) -> None:

@@ -7,7 +7,7 @@ import resource
 import sys
 import threading
 import weakref
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import pytest
 from spmd import device_put, lax
 from spmd.api import jit
 from spmd.base.errors import ArgumentError
-from spmd.base.tree import LEAF, TreeDef
+from spmd.base.tree import LEAF, TreeDef, register_pytree_node
 from spmd.base.util import MISS
 from spmd.compile.dispatch import fast_call
 from spmd.compile.native.cpython import entry_point
@@ -236,6 +236,17 @@ def test_numbers_of_another_type_are_unfit():
 
 # ---- calls beside their twin -------------------------------------------------------------------
 
+
+class Kept:
+    """A registered class: a child, and a value that belongs to the structure."""
+
+    def __init__(self, value, rest):
+        self.value, self.rest = value, rest
+
+
+register_pytree_node(Kept, lambda x: ((x.value,), x.rest), lambda rest, c: Kept(c[0], rest))
+
+
 # A dict of so many leaves is read and made by one call each; its keys are not in order.
 WIDE = {f"k{(7 * i) % 10}": array(np.full(3, i)) for i in range(10)}
 
@@ -260,6 +271,14 @@ CALLS = {
         lambda t: (OrderedDict(b=lax.neg(t["a"]), a=t["b"]), t["b"]),
         ({"a": X, "b": Y},),
     ),
+    "other containers": (
+        lambda t: defaultdict(list, a=lax.mul(t["a"]["y"], t["b"]["x"])),
+        ({"a": OrderedDict(y=Y, x=X), "b": defaultdict(list, x=X, y=2.0)},),
+    ),
+    "registered": (
+        lambda t, n: Kept((lax.mul(t.value["a"], n), t.value["b"].value), t.rest),
+        (Kept({"b": Kept(X, "inner"), "a": Y}, "outer"), 2.0),
+    ),
     "slab": (lambda x: (lax.neg(x), lax.exp(x)), (array(np.ones(1500)),)),
     "large": (lambda x: (lax.neg(x), lax.exp(x)), (array(np.ones(70_000)),)),
     "empty": (lambda x: lax.neg(x), (array(np.zeros((0, 3))),)),
@@ -271,6 +290,8 @@ def taken_apart(out):
         return {k: taken_apart(v) for k, v in out.items()}
     if isinstance(out, Point):
         return Point(*map(taken_apart, out))
+    if isinstance(out, Kept):
+        return Kept, taken_apart(out.value), out.rest
     if isinstance(out, (list, tuple)):
         return type(out)(map(taken_apart, out))
     return None if out is None else (type(out), out.aval, np.asarray(out).tolist())
@@ -287,7 +308,7 @@ def test_closures_do_what_the_general_path_does(name, monkeypatch):
 
     found, (match,) = results()
     assert match(args, {}) is not MISS and match((*args, 1), {}) is MISS
-    plain = name not in ("numpy", "made here")
+    plain = name not in ("numpy", "made here", "other containers", "registered")
     assert type(match).__name__ == ("builtin_function_or_method" if plain else "function")
     monkeypatch.setattr(fast_call, "object_layout", lambda: None)
     expected, matchers = results()
@@ -430,6 +451,78 @@ def test_dict_keys_may_be_of_any_class():
     Key.refuses = True
     assert match(({Key("a"): X, Key("b"): Y},), {}) is MISS
     assert len(match((given,), {})) == 2  # the entry point's own keys need no comparison
+
+
+def test_registered_classes_are_matched_with_what_they_keep():
+    class Rest:
+        """A value of the structure whose comparison may be impossible."""
+
+        def __init__(self, name):
+            self.name = name
+
+        def __hash__(self):
+            return hash(self.name)
+
+        def __eq__(self, other):
+            if self.name == "refuses":
+                raise ZeroDivisionError
+            return self.name == other.name
+
+    traced = []
+
+    def f(t):
+        traced.append(t.rest.name)
+        return Kept(lax.neg(t.value), t.rest)
+
+    g = jit(f)
+    state = Kept(X, Rest("a"))
+    with written() as made:
+        for _ in range(4):
+            state = g(state)
+    (match,) = made
+    np.testing.assert_array_equal(state.value, X)
+    # Equal values fit, as in the general path's key; others are traced apart.
+    out = match((Kept(Y, Rest("a")),), {})
+    np.testing.assert_array_equal(out.value, -Y)
+    assert type(out) is Kept and out.rest.name == "a"
+    for other in (
+        Kept(X, Rest("b")),
+        Kept(X, Rest("refuses")),
+        Kept((X,), Rest("a")),
+        Kept(array(np.arange(5)), Rest("a")),
+        (X,),
+        X,
+    ):
+        assert match((other,), {}) is MISS
+    assert g(Kept(X, Rest("b"))).rest.name == "b" and traced == ["a", "b"]
+
+
+def test_containers_that_differ_in_keys_or_count_are_a_miss():
+    g = jit(lambda t: next(iter(t.values())))
+    given = OrderedDict(b=X, a=Y)
+    with written() as made:
+        for _ in range(3):
+            g(given)
+    (match,) = made
+    assert match((OrderedDict(b=Y, a=X),), {}).ptr == Y.ptr
+    for other in (OrderedDict(a=Y, b=X), OrderedDict(b=X), dict(a=Y, b=X), OrderedDict(given, c=X)):
+        assert match((other,), {}) is MISS
+        np.testing.assert_array_equal(g(other), next(iter(other.values())))
+
+
+def test_a_flatten_function_that_fails_is_an_error_of_the_call():
+    class Fails(Kept):
+        """A registered class whose objects may be unfit to be taken apart."""
+
+    register_pytree_node(Fails, lambda x: ((x.value,), x.rest["a"]), lambda rest, c: X)
+    g = jit(lambda t: lax.neg(t))
+    with written() as made:
+        for _ in range(3):
+            g(Fails(X, {"a": 1}))
+    (match,) = made
+    assert match((Fails(X, {}),), {}) is MISS
+    with pytest.raises(KeyError, match="a"):
+        g(Fails(X, {}))
 
 
 def test_operands_are_held_while_the_program_runs():
