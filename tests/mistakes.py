@@ -168,7 +168,7 @@ def axis_index_outside_any_map():
 
 @mistake("axes")
 def axis_name_used_twice():
-    return vmap(vmap(lambda x: lax.psum(x, "i"), axis_name="i"), axis_name="i")(jnp.ones((2, 2)))
+    return pmap(pmap(lambda x: lax.psum(x, "i"), axis_name="i"), axis_name="i")(jnp.ones((2, 2)))
 
 
 @mistake("axes")

@@ -7,7 +7,7 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from spmd.api.flat import check_function, normal_argnums, partial_of, plain_argnums
+from spmd.api.flat import check_function, is_float0, normal_argnums, partial_of, plain_argnums
 from spmd.api.forward import jvp
 from spmd.api.reverse import check_differentiable, check_field, pull_flat, vjp_flat
 from spmd.api.vectorize import vmap
@@ -53,6 +53,14 @@ def _cut_rows(stacked: Any, leaves: Sequence[Any], dim: int) -> list[Any]:
     return out
 
 
+def _zeros_of_integers(derivative: Any, dtype: np.dtype) -> Any:
+    """A derivative; that of an integer, which is of float0, as zeros of the integer's dtype."""
+    aval = typeof(derivative)
+    if not is_float0(aval):
+        return derivative
+    return from_numpy(np.zeros(aval.shape, dtype), ShapedArray(aval.shape, dtype))
+
+
 def _name(what: str, fun: Any) -> str:
     return f"{current_source()}: {what}({function_name(fun)})"
 
@@ -90,9 +98,9 @@ def jacfwd(
     """Make the function that computes the Jacobian of `fun` in forward mode, column by column.
 
     For an output of shape `S` and an argument of shape `T` the Jacobian has shape `S + T` and the
-    output's dtype. Forward mode is best for few inputs. `argnums` and `has_aux` are those of
-    `grad`. Complex arguments need `holomorphic=True`. Raises `GradError` for them otherwise, and
-    for arguments that are not of a floating dtype.
+    output's dtype; that of an integer output is zeros. Forward mode is best for few inputs.
+    `argnums` and `has_aux` are those of `grad`. Complex arguments need `holomorphic=True`. Raises
+    `GradError` for them otherwise, and for arguments that are not of a floating dtype.
 
     >>> spmd.jacfwd(lambda x: x**2)(np.array([1.0, 2.0]))
     Array([[2., 0.],
@@ -115,7 +123,8 @@ def jacfwd(
             out = jvp(f, some, tree_unflatten(tree, tangents), has_aux)
             if holomorphic:
                 check_field(_name("jacfwd", fun), tree_leaves(out[0]), holomorphic)
-            return (out[1], out[2]) if has_aux else out[1]
+            tangents = tree_map(lambda y, t: _zeros_of_integers(t, typeof(y).dtype), *out[:2])
+            return (tangents, out[2]) if has_aux else tangents
 
         out_axes: Any = (-1, None) if has_aux else -1
         moved = vmap(push, out_axes=out_axes)(*_basis(leaves))
@@ -143,7 +152,8 @@ def jacrev(
 
     For an output of shape `S` and an argument of shape `T` the Jacobian has shape `S + T` and the
     argument's dtype. Reverse mode is best for few outputs. `argnums`, `has_aux` and `allow_int` are
-    those of `grad`. Raises `GradError` if an output is not real and floating (complex, with
+    those of `grad`; the Jacobian with respect to an integer is zeros of its dtype. Raises
+    `GradError` if an output is not real and floating (complex, with
     `holomorphic=True`), or if an argument is not of a floating dtype.
 
     >>> spmd.jacrev(lambda x: x.sum() * x)(np.array([1.0, 2.0]))
@@ -165,6 +175,8 @@ def jacrev(
         rows = vmap(lambda *cts: pull_flat(pullback, cts))(*_basis(leaves))
 
         # rows[k] stacks, for argument leaf k, one row for each element of the outputs.
+        kinds = [typeof(x).dtype for x in tree_leaves(some)]
+        rows = [_zeros_of_integers(row, d) for row, d in zip(rows, kinds, strict=True)]
         cut = [_cut_rows(row, leaves, 0) for row in rows]
         found = []
         for j in range(len(leaves)):

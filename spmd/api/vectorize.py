@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from spmd.api.flat import FlatFunction, as_array, check_function
-from spmd.base.context import state
 from spmd.base.errors import ArgumentError, ShardingTypeError
 from spmd.base.source import current_source
 from spmd.base.tree import (
@@ -19,7 +18,6 @@ from spmd.base.util import described, function_name
 from spmd.core.argument_names import (
     check_arrays,
     check_axes,
-    check_axis_name_free,
     leaf_names,
     mapped_size,
     parameter_names,
@@ -87,7 +85,6 @@ def vmap(
         axes += [0] * len(tree_leaves(kwargs))
         avals = [typeof(x) for x in flat]
         size = mapped_size(what, names, avals, axes, axis_size)
-        check_axis_name_free(what, axis_name, [f.name for f in state.axes])
         in_dims = [None if a is None else a % v.ndim for a, v in zip(axes, avals, strict=True)]
         flat_f = FlatFunction(fun, in_tree)
         entry = _mapped_entry(what, names, avals, in_dims)

@@ -45,6 +45,26 @@ GENERATORS = (
     "unsafe_rbg",
 )
 
+
+def _device(value: Any) -> Any:
+    """A device, or the name of a platform."""
+    known = value in _PLATFORMS if isinstance(value, str) else hasattr(value, "device_kind")
+    if not known:
+        raise ValueError(f"must be a device or one of {', '.join(_PLATFORMS)}")
+    return value
+
+
+_PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
+
+# JAX's names. The CPU computes with full precision whatever is said.
+_PRECISIONS = (
+    *("default", "high", "highest", "bfloat16", "tensorfloat32", "float32"),
+    *("ANY_F8_ANY_F8_F32", "ANY_F8_ANY_F8_F32_FAST_ACCUM", "ANY_F8_ANY_F8_ANY"),
+    *("ANY_F8_ANY_F8_ANY_FAST_ACCUM", "F16_F16_F16", "F16_F16_F32", "BF16_BF16_BF16"),
+    *("BF16_BF16_F32", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9"),
+    *("TF32_TF32_F32", "TF32_TF32_F32_X3", "F32_F32_F32", "F64_F64_F64"),
+)
+
 _GUARD = _one_of("allow", "log", "disallow", "log_explicit", "disallow_explicit")
 
 
@@ -184,7 +204,11 @@ SETTINGS = (
     ),
     Setting("no_tracing", "SPMD_NO_TRACING", False, _bool, "raise where a function is traced"),
     Setting(
-        "default_device", "SPMD_DEFAULT_DEVICE", None, str, "the device of arrays that have no own"
+        "default_device",
+        "SPMD_DEFAULT_DEVICE",
+        None,
+        _device,
+        "the device of arrays that have no own",
     ),
     Setting(
         "transfer_guard_host_to_device",
@@ -253,7 +277,7 @@ SETTINGS = (
         "default_matmul_precision",
         "SPMD_MATMUL_PRECISION",
         "highest",
-        str,
+        _one_of(*_PRECISIONS),
         "precision of matrix products; the CPU backend always computes at full precision",
     ),
 )
@@ -367,7 +391,7 @@ class Config:
         name = setting.name
         if value is None:
             value = setting.default
-        elif isinstance(value, str) or isinstance(setting.default, str):
+        elif isinstance(value, str) or isinstance(setting.default, str) or setting.parse is _device:
             try:
                 value = setting.parse(value)
             except ValueError as error:

@@ -740,18 +740,18 @@ def _same_kind(a: type, b: type) -> bool:
     return a is b or (a in (list, tuple) and b in (list, tuple))
 
 
-class Partial:
+class Partial(functools.partial):
     """`functools.partial` whose bound arguments are pytree children (so it can cross `jit`)."""
 
-    def __init__(self, func: Callable[..., Any], *args: Any, **kw: Any):
+    def __new__(cls, func: Callable[..., Any], *args: Any, **kw: Any) -> Partial:
+        """Bind arguments, and leave a `func` that is a partial itself as it is."""
         if not callable(func):
             raise ArgumentError(f"Partial: {func!r} is not callable")
-        self.func = func
-        self.args = args
-        self.keywords = kw
-
-    def __call__(self, *args: Any, **kw: Any) -> Any:
-        return self.func(*self.args, *args, **{**self.keywords, **kw})
+        self = super().__new__(cls, func, *args, **kw)
+        if isinstance(func, functools.partial):
+            # Python would merge both; the arguments of the inner one are no children of ours.
+            self.__setstate__((func, args, kw, None))  # type: ignore[attr-defined]
+        return self
 
     def __repr__(self) -> str:
         named = [f"{name}={value!r}" for name, value in self.keywords.items()]

@@ -16,6 +16,7 @@ from spmd.as_jax.jax.core import get_aval
 from spmd.as_jax.jax.extend import core, linear_util
 from spmd.as_jax.jax.interpreters import ad, batching, mlir, partial_eval, xla
 from spmd.errors import RefusedError
+from spmd.lax import callback
 from spmd.testing import check_grads
 
 
@@ -264,3 +265,8 @@ def test_monitoring_tells_listeners():
     monitoring.clear_event_listeners()
     monitoring.record_event("/c")
     assert heard == [(("/a",), {"kind": 1}), (("/b", 2.0), {})]
+
+
+def test_errors_of_callbacks_stay_ours_where_jax_is_not_replaced():
+    """Modules of `spmd.as_jax.jax` are imported above; only `install` changes this process."""
+    assert callback.raised_as is None

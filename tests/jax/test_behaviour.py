@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import pickle
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,9 @@ for _name in (
     "scipy",
     "legacy_prng_key",
     "transfer_guard",
+    "default_matmul_precision",
+    "default_device",
+    "pmap",
 ):  # imported when asked for
     setattr(OURS, _name, getattr(spmd, _name))
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -47,7 +52,46 @@ def with_no_operands(j: Any) -> Any:
     return j.lax.cond(X[0, 0] == 0, 2.0, lambda x: x + 1, 5.0, lambda x: x * 2)
 
 
+def shadowed(j: Any, inner: Any) -> Any:
+    """What is inside of a map over an axis of a name, inside of another of that name."""
+    return j.vmap(
+        lambda row: (j.vmap(inner, axis_name="i")(row), j.lax.psum(row, "i")), axis_name="i"
+    )
+
+
+def summed_twice(j: Any) -> Any:
+    return lambda x: j.np.sin(x) * j.lax.psum(x, "i") + j.lax.psum(2.0, "i") * j.lax.axis_index("i")
+
+
+def gradient_of_shadowed(j: Any) -> Any:
+    return j.grad(lambda x: sum(y.sum() for y in shadowed(j, summed_twice(j))(x)))(X)
+
+
+def shadowed_in_loops(j: Any) -> Any:
+    def inner(x: Any) -> Any:
+        return j.lax.scan(
+            lambda c, k: (c + j.lax.psum(x * k, "i"), c), x * 0, np.array([1, 2], np.float32)
+        )
+
+    return j.jit(shadowed(j, j.jit(inner)))(X)
+
+
 @cases(
+    axis_name_of_an_enclosing_map=lambda j: shadowed(j, summed_twice(j))(X),
+    axis_name_of_an_enclosing_map_in_loops=shadowed_in_loops,
+    axis_name_of_an_enclosing_map_gradient=gradient_of_shadowed,
+    axis_name_of_devices=lambda j: j.pmap(
+        lambda x: (j.vmap(lambda y: y * j.lax.psum(y, "i"), axis_name="i")(x), j.lax.psum(x, "i")),
+        axis_name="i",
+    )(X),
+    columns_of_integers=lambda j: j.jacfwd(lambda x: ((x * 2).astype("int8"), x.sum()))(X[0]),
+    rows_of_integers=lambda j: j.jacrev(lambda k, x: k * x, (0, 1), allow_int=True)(
+        np.array([[1, 2], [3, 4]], np.int8), X[:2, :2]
+    ),
+    columns_of_integers_in_jit=lambda j: j.jit(j.jacfwd(lambda x: x.astype(int)))(X[0]),
+    rows_of_integers_mapped=lambda j: j.vmap(j.jacrev(lambda k: k * 2.0, allow_int=True))(
+        np.arange(3)
+    ),
     unrolled_never=lambda j: j.lax.scan(lambda c, x: (c + x, c), 0.0, X[0], unroll=0),
     dims_of_size_1=lambda j: (j.lax.mul(X, X[:, :1]), j.lax.lt(X[:1], X), j.lax.max(2.0, X)),
     gradient_of_dims_of_size_1=lambda j: j.grad(lambda b: (j.lax.mul(X, b) ** 2).sum())(X[:, :1]),
@@ -88,6 +132,10 @@ ERRORS = {
     "signed bits": lambda j: j.random.bits(j.random.key(0), (2,), np.int32),
     "negative unroll": lambda j: j.lax.scan(lambda c, x: (c, x), 0.0, X, unroll=-1),
     "raw keys": lambda j: raw_key_is_an_error(j),
+    "products of no precision": lambda j: j.default_matmul_precision("exact").__enter__(),
+    "number as a device": lambda j: j.default_device(3).__enter__(),
+    "name of no platform": lambda j: j.default_device("abacus").__enter__(),
+    "number of a device": lambda j: j.default_device("cpu:1").__enter__(),
     "host arrays": lambda j: host_array_is_an_error(j),
 }
 
@@ -111,6 +159,28 @@ def test_kinds_of_errors(call):
     builtin = next(c for c in type(theirs.value).__mro__ if c.__module__ == "builtins")
     with pytest.raises(builtin):
         call(OURS)
+
+
+@pytest.mark.parametrize("name", sorted(jax.lax.DotAlgorithmPreset.__members__))
+def test_precisions_have_the_names_of_jax(name):
+    for library in (spmd, jax):
+        if name == "DEFAULT":
+            with pytest.raises(ValueError, match=r"default"):
+                library.default_matmul_precision(name).__enter__()
+        else:
+            with library.default_matmul_precision(name):
+                assert library.config.jax_default_matmul_precision == name
+
+
+def test_partials_are_those_of_python():
+    for library in (spmd, jax):
+        kind = library.tree_util.Partial
+        outer = kind(functools.partial(max, 1), 2, key=abs)
+        assert isinstance(outer, functools.partial) and outer(-3) == -3
+        assert outer.args == (2,) and outer.keywords == {"key": abs}
+        assert pickle.loads(pickle.dumps(outer)).args == (2,)
+        assert library.tree_util.tree_leaves(kind(kind(max, 5), 2)) == [2]
+    assert outer.func(0) == 1
 
 
 TREES = [0, (), None, [1, (2,), {"b": 3, "a": None}], {"x": [1, 2], "y": ((),)}]

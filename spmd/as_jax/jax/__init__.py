@@ -10,9 +10,11 @@ from spmd.as_jax import environment as _environment
 from spmd.as_jax.callbacks import follow_jax as _follow_jax
 from spmd.as_jax.finder import API_LEVEL as _API_LEVEL
 from spmd.as_jax.finder import below as _below
+from spmd.as_jax.finder import installed as _installed
 
 _environment.read()
-_follow_jax()
+if _installed():  # not where this facade is imported beside JAX, by its own name
+    _follow_jax()
 
 globals().update(
     {
