@@ -65,7 +65,6 @@ def other_value(setting):
         "cuda_emulator": "plain",
         "unasked_gathers": "warn",
         "overlap": "never",
-        "cuda_emulator": "plain",
         "default_device": "gpu",
         "default_matmul_precision": "high",
         "numpy_rank_promotion": "warn",
