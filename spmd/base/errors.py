@@ -73,6 +73,13 @@ class DimensionError(ArgumentError, IndexError):
     """An array has no such dim. Both a ValueError and an IndexError, as NumPy's `AxisError` is."""
 
 
+class PermutationError(ArgumentError, IndexError, AssertionError):
+    """Pairs of positions are no permutation: one is out of range, or comes twice.
+
+    JAX raises a ValueError, an IndexError or an AssertionError, as the map is.
+    """
+
+
 class IntegerRangeError(SpmdError, OverflowError, ValueError):
     """A Python integer does not fit the dtype that it should have."""
 
@@ -85,8 +92,11 @@ class PytreeError(SpmdError, ValueError, TypeError):
     """Two pytrees that must match do not."""
 
 
-class AxisError(SpmdError, NameError, ValueError):
-    """An axis name is unbound, bound twice, or of the wrong size."""
+class AxisError(SpmdError, NameError, ValueError, AssertionError):
+    """An axis name is unbound, bound twice, or of the wrong size.
+
+    Within a map JAX raises an AssertionError for a name that is unbound, else a NameError.
+    """
 
 
 class ShardingError(SpmdError, ValueError):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
 
-from spmd.base.errors import ArgumentError
+from spmd.base.errors import ArgumentError, PermutationError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_map
 from spmd.collectives.all_gather import all_gather
@@ -54,17 +55,23 @@ def ppermute(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
 
 
 def _checked(what: str, perm: Any, size: int) -> tuple[tuple[int, int], ...]:
-    pairs = tuple((int(s), int(t)) for s, t in perm)
+    try:
+        pairs = tuple((index(s), index(t)) for s, t in perm)
+    except (TypeError, ValueError):
+        raise PermutationError(
+            f"{current_source()}: {what}: perm must be pairs of integers, (source, target), got "
+            f"{perm!r}"
+        ) from None
     for kind, ends in (("source", [s for s, _ in pairs]), ("target", [t for _, t in pairs])):
         twice = sorted({k for k in ends if ends.count(k) > 1})
         if twice:
-            raise ArgumentError(
+            raise PermutationError(
                 f"{current_source()}: {what}: perm={pairs} names {kind} {twice[0]} more than "
                 "once; each device can send to one device and receive from one"
             )
         wrong = [k for k in ends if not 0 <= k < size]
         if wrong:
-            raise ArgumentError(
+            raise PermutationError(
                 f"{current_source()}: {what}: perm={pairs} names {kind} {wrong[0]}, but the axis "
                 f"has positions 0 to {size - 1}"
             )

@@ -14,7 +14,7 @@ import numpy as np
 from spmd.base.config import config
 from spmd.base.context import state
 from spmd.base.device import Device, devices, local_devices, too_few_devices
-from spmd.base.errors import ArgumentError, PytreeError
+from spmd.base.errors import ArgumentError, PytreeError, ShardingError
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
 from spmd.base.util import MISS, function_name, present_as
@@ -224,6 +224,11 @@ class _PmapCall:
         check_axis_name_free(self.what, self.axis, [f.name for f in state.axes])
         self.size = size
         self.mesh, self.local_mesh = self._meshes(size)
+        if state.mesh is not None and not state.mesh.has_grid_of(self.mesh):
+            raise ShardingError(
+                f"{current_source()}: {self.what}: its mesh is {self.mesh}, and set_mesh has set "
+                f"{state.mesh}; use shard_map there, or call it outside"
+            )
         self.donated = {k - sum(s < k for s in static) for k in options["donated"]}
 
     # -- setting up --

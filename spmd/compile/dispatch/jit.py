@@ -165,6 +165,8 @@ class JitFunction:
             if given is not None and (device is not None or backend is not None):
                 raise ArgumentError(f"{what}: give a device or a backend, or {name}, not both")
         self._home = _home(what, device, backend)
+        # What set_mesh must not contradict.
+        self._pinned = "device=" if device is not None else "backend=" if backend else None
         # Of shardings of one device all that is left is where results lie, and arguments may not.
         self._only = device_of_all(in_shardings, out_shardings)
         if self._only is not None:
@@ -232,6 +234,11 @@ class JitFunction:
             if config.debug_key_reuse:
                 use_inputs(closed, [*hoisted, *split.leaves], self._signature.what)
             return self._bind(closed, out_tree, hoisted, split.leaves)
+        if self._pinned is not None and state.mesh is not None:
+            raise ShardingError(
+                f"{current_source()}: {self._signature.what}: it has {self._pinned}, and set_mesh "
+                f"has set {state.mesh}; leave {self._pinned} out, or call it outside"
+            )
         if self._in_shardings is not None:
             self._check_placed(split, args, kwargs)
         if self._only is not None:
