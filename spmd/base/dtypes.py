@@ -94,7 +94,9 @@ def long_name(dtype: np.dtype) -> str:
     """`float32`; `key<fry>` for typed keys."""
     if dtype.kind != "V":
         return dtype.name
-    return key_name(dtype) if is_key(dtype) else _SHORT.get(dtype, dtype.name)
+    if is_key(dtype):
+        return key_name(dtype)
+    return _SHORT[dtype] if dtype == float0 else dtype.name  # bfloat16 is of kind "V" too
 
 
 def canonical(dtype: Any) -> np.dtype:

@@ -128,3 +128,9 @@ def test_result_types_and_sizes_in_bits_are_given():
     assert [public.itemsize_bits(d) for d in (bool, np.int16, public.bfloat16)] == [8, 16, 16]
     kinds = [public.scalar_type_of(x) for x in (True, 1, np.float16(1), np.complex64(1))]
     assert kinds == [bool, int, float, complex]
+
+
+def test_dtypes_of_one_kind_of_numpy_have_their_own_names():
+    assert dtypes.long_name(dtypes.bfloat16) == "bfloat16"
+    assert dtypes.long_name(dtypes.float0) == "float0"
+    assert {dtypes.long_name(d) for d in dtypes.FLOATING} == {d.name for d in dtypes.FLOATING}
