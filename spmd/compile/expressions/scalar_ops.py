@@ -46,7 +46,7 @@ def _op(name: str) -> Entry:
 _SAME_NAME = (
     "add sub mul div rem max min neg abs floor ceil sign exp exp2 expm1 log log1p sin cos tan asin "
     "acos atan atan2 sinh cosh tanh asinh acosh atanh logistic sqrt rsqrt cbrt erf erfc erf_inv "
-    "lgamma digamma real imag conj complex pow nextafter and or xor not clz is_finite "
+    "lgamma digamma real imag conj complex nextafter and or xor not clz is_finite "
     "eq ne lt le gt ge"
 ).split()
 
@@ -82,12 +82,13 @@ def _round(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> i
 
 
 def _pow(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
-    if b.dtype(xs[0]) != b.dtype(xs[1]):
-        raise NoKernelError("pow with an integer exponent")
-    known = b.number(xs[1])
+    x, exponent = xs
+    known = b.number(exponent)
     if known in KNOWN_POWERS and out in ("f32", "f64"):
-        return _known_power(b, xs[0], known, out)
-    return apply(b, "pow", *xs)
+        return _known_power(b, x, known, out)
+    if b.dtype(exponent) != b.dtype(x):  # an integer; `impl` converts it too
+        exponent = b.convert(exponent, b.dtype(x))
+    return apply(b, "pow", x, exponent)
 
 
 # Exponents whose powers are products, quotients and roots with an error of less than 2 ulp: tried

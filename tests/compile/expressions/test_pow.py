@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from spmd import lax
 from spmd.api import jit
 from spmd.base.config import config
 from spmd.compile.expressions.scalar_ops import KNOWN_POWERS
@@ -51,3 +52,18 @@ def test_only_other_exponents_cost_a_pow():
     x = np.ones(10, np.float32)
     assert "pow" not in ops_of(lambda x: x**-1.5, x)
     assert "pow" in ops_of(lambda x: x**1.7, x)
+
+
+@pytest.mark.parametrize("power", [np.int32, np.uint8, np.int64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64])
+def test_integer_exponents_are_converted_in_the_kernel(dtype, power):
+    with config.override("enable_x64", True):
+        x = np.array([0.9, 1.0, 0.0, 1.5, 2.0, 3.0], dtype)
+        y = np.array([3, 7, 0, 2, 11, 4], power)
+        traced = jit(lax.pow).trace(x, y)
+        steps = lower(pipeline.run_passes(traced.jaxpr)).steps
+        # Kernels have no powers of complex numbers at all.
+        assert all(isinstance(step, Launch) for step in steps) == (dtype != np.complex64)
+        got = np.asarray(jit(lax.pow)(x, y))
+    assert got.dtype == dtype
+    np.testing.assert_allclose(got, np.power(x, y.astype(dtype)), rtol=1e-5, atol=1e-5)
