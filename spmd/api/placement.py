@@ -11,6 +11,7 @@ from spmd.base.device import Device, default_device, process_index
 from spmd.base.dtypes import canonical
 from spmd.base.errors import ArgumentError, ShapeError, ShardingError
 from spmd.base.source import current_source
+from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, is_guarded, tell_of_move
 from spmd.base.tree import (
     broadcast_prefix,
     keystr,
@@ -91,6 +92,8 @@ def _put(name: str, x: Any, place: Any) -> Any:
         place = as_sharding(f"device_put: {name}", place)
     if isinstance(x, Tracer):
         return _traced(name, x, place)
+    if is_guarded():
+        _guard(name, x, place)
     if place is None:
         return x if isinstance(x, Array) else from_numpy(x)
     if isinstance(place, Device):
@@ -111,6 +114,19 @@ def _put(name: str, x: Any, place: Any) -> Any:
         f"{current_source()}: device_put: {name}: device must be a Device, a Sharding, a "
         f"PartitionSpec or None, got {place!r}{advice}"
     )
+
+
+def _guard(name: str, x: Any, place: Any) -> None:
+    """Tell of an explicit move of a value, if it is one."""
+    if not isinstance(x, Array):
+        what = f"device_put: {name} ({typeof(x).short()}) is of the host"
+        tell_of_move(HOST_TO_DEVICE, what, "make it on the device", explicit=True)
+    elif isinstance(place, Device | Sharding):
+        # In JAX, to keep what one of its devices has of an array is no move.
+        stays = place in x.sharding.device_set if isinstance(place, Device) else x.sharding == place
+        if not stays:
+            what = f"device_put: {name} ({x.aval.short()}) lies otherwise than {place}"
+            tell_of_move(DEVICE_TO_DEVICE, what, "compute it there", explicit=True)
 
 
 def _moved(x: Any, place: Sharding) -> Array | None:

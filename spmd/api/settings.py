@@ -180,10 +180,12 @@ def _guard(name: str, what: str) -> Callable[[str], AbstractContextManager[None]
 
 
 transfer_guard_host_to_device = _guard(
-    "transfer_guard_host_to_device", "NumPy arrays as operands of operations outside of `jit`"
+    "transfer_guard_host_to_device",
+    "NumPy arrays as operands of operations, and values of the host as arguments of `jit`",
 )
 transfer_guard_device_to_device = _guard(
-    "transfer_guard_device_to_device", "moves between devices, none of which is silent here"
+    "transfer_guard_device_to_device",
+    "arguments of `jit` that lie on another device than the one, or the mesh, where it runs",
 )
 transfer_guard_device_to_host = _guard(
     "transfer_guard_device_to_host", "reads by the host, which are no moves for CPU devices"

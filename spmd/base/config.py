@@ -215,14 +215,14 @@ SETTINGS = (
         "SPMD_TRANSFER_GUARD_HOST_TO_DEVICE",
         "allow",
         _GUARD,
-        "NumPy arrays as operands: allow, log or disallow; _explicit: device_put too",
+        "values of the host as operands: allow, log or disallow; _explicit: device_put too",
     ),
     Setting(
         "transfer_guard_device_to_device",
         "SPMD_TRANSFER_GUARD_DEVICE_TO_DEVICE",
         "allow",
         _GUARD,
-        "accepted for JAX's sake: nothing moves between devices silently",
+        "arguments of jit that lie elsewhere: allow, log or disallow; _explicit: device_put too",
     ),
     Setting(
         "transfer_guard_device_to_host",
@@ -314,6 +314,7 @@ PROGRAM_SETTINGS = (
     "overlap",
     "default_device",
     "transfer_guard_host_to_device",
+    "transfer_guard_device_to_device",
 )
 
 

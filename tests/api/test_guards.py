@@ -47,6 +47,79 @@ def test_host_arrays_are_no_operands_under_a_guard(capsys):
         spmd.transfer_guard_device_to_host("never").__enter__()
 
 
+LEVELS = ("allow", "log", "disallow", "log_explicit", "disallow_explicit")
+
+
+def spoken_of(capsys, guard, level, call):
+    """ "error", "told" or "" for a call under a guard, and that a second call says the same."""
+    found = []
+    for _ in range(2):
+        try:
+            with guard(level):
+                call()
+            found.append("told" if "transfer: " in capsys.readouterr().err else "")
+        except errors.DeviceError as error:
+            assert "Disallowed" in str(error) and "test_guards.py" in str(error)
+            found.append("error")
+    assert found[0] == found[1]
+    return found[0]
+
+
+def moves():
+    """Calls that move: what each moves, whether it says so, what a guard's text must name."""
+    one, two = spmd.devices()[:2]
+    host = np.ones(4, np.float32)
+    x, mesh = snp.ones(4), spmd.make_mesh((2,), ("i",))
+    layout = spmd.NamedSharding(mesh, spmd.P("i"))
+    there, split = spmd.device_put(x, two), spmd.device_put(x, layout)
+    f, g = spmd.jit(lambda a: a + 1), spmd.jit(lambda a, b: a + b)
+    return {
+        "array of NumPy": ("host", False, lambda: f(host)),
+        "scalar of NumPy": ("host", False, lambda: f(np.float32(1))),
+        "number": ("host", False, lambda: f(1.0)),
+        "leaf of a tree": ("host", False, lambda: spmd.jit(lambda t: t["k"] + 1)({"k": host})),
+        "put of NumPy": ("host", True, lambda: spmd.device_put(host)),
+        "put of NumPy there": ("host", True, lambda: spmd.device_put(host, two)),
+        "put there": ("device", True, lambda: spmd.device_put(x, two)),
+        "put over a mesh": ("device", True, lambda: spmd.device_put(x, layout)),
+        "put back": ("", True, lambda: spmd.device_put(split, one)),
+        "beside another": ("device", False, lambda: g(x, there)),
+        "beside a mesh": ("device", False, lambda: g(x, split)),
+        "in_shardings": (
+            "device",
+            False,
+            lambda: spmd.jit(lambda a: a + 1, in_shardings=layout)(x),
+        ),
+        "none": ("", False, lambda: f(x)),
+        "none there": ("", False, lambda: f(there)),
+        "none split": ("", False, lambda: f(split)),
+        "put where it is": ("", True, lambda: spmd.device_put(split, layout)),
+    }
+
+
+@pytest.mark.parametrize("name", moves())
+def test_moves_are_told_of_as_the_guard_says(name, capsys):
+    of, explicit, call = moves()[name]
+    call()  # closures of calls don't let a move pass
+    for direction in ("host", "device"):
+        guard = getattr(spmd, f"transfer_guard_{direction}_to_device")
+        for level in LEVELS:
+            is_told_of = of == direction and (level.endswith("_explicit") or not explicit)
+            kind = {"log": "told", "disallow": "error"}.get(level.partition("_")[0], "")
+            wanted = kind if is_told_of else ""
+            assert spoken_of(capsys, guard, level, call) == wanted, (direction, level)
+    call()
+
+
+def test_a_guard_names_the_argument():
+    f = spmd.jit(lambda first, second: first + second["k"])
+    x, host = snp.ones(3), np.ones(3, np.float32)
+    with spmd.transfer_guard("disallow"):
+        with pytest.raises(errors.DeviceError, match=r"argument second\['k'\] \(f32\[3\]\)"):
+            f(x, {"k": host})
+        assert float(f(x, {"k": x}).sum()) == 6
+
+
 def test_raw_keys_can_be_found():
     raw = spmd.random.PRNGKey(0)
     with spmd.legacy_prng_key("error"):

@@ -137,6 +137,7 @@ ERRORS = {
     "name of no platform": lambda j: j.default_device("abacus").__enter__(),
     "number of a device": lambda j: j.default_device("cpu:1").__enter__(),
     "host arrays": lambda j: host_array_is_an_error(j),
+    "host arguments of jit": lambda j: host_argument_is_an_error(j),
 }
 
 
@@ -149,6 +150,11 @@ def host_array_is_an_error(j: Any) -> Any:
     x = j.np.ones(3)
     with j.transfer_guard("disallow"):
         return x + np.ones(3, np.float32)
+
+
+def host_argument_is_an_error(j: Any) -> Any:
+    with j.transfer_guard("disallow"):
+        return j.jit(lambda x: x + x)(X)
 
 
 @pytest.mark.parametrize("call", ERRORS.values(), ids=ERRORS)

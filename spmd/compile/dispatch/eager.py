@@ -9,7 +9,6 @@ often an operation was met; `disable_jit` asks for the plain definition, and run
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
@@ -21,8 +20,8 @@ from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.context import busy, state
 from spmd.base.device import Device, gpus, process_index
-from spmd.base.errors import DeviceError, ShardingError
-from spmd.base.source import current_source
+from spmd.base.errors import ShardingError
+from spmd.base.transfers import HOST_TO_DEVICE, tell_of_move
 from spmd.base.tree import tree_flatten
 from spmd.base.util import MISS
 from spmd.compile.dispatch.signature import Split
@@ -246,13 +245,8 @@ def _guard_transfers(prim: Primitive, operands: Sequence[Any]) -> None:
     arrays = [x for x in operands if isinstance(x, np.ndarray)]
     if not arrays or (prim is convert_element_type_p and not level.endswith("explicit")):
         return
-    text = (
-        f"{current_source()}: {prim.name}: a NumPy array ({typeof(arrays[0])}) is an operand, and "
-        f"transfer_guard_host_to_device is {level!r}; convert it with device_put"
-    )
-    if level.startswith("disallow"):
-        raise DeviceError(f"Disallowed host-to-device transfer: {text}")
-    print(f"spmd: host-to-device transfer: {text}", file=sys.stderr)
+    what = f"{prim.name}: a NumPy array ({typeof(arrays[0])}) is an operand"
+    tell_of_move(HOST_TO_DEVICE, what, "convert it with device_put")
 
 
 def _laid_out(prim: Primitive, x: Any, params: dict[str, Any]) -> Array | None:

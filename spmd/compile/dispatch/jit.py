@@ -25,6 +25,7 @@ from spmd.base.device import Device, devices
 from spmd.base.errors import ArgumentError, DeviceError, RefError, ShardingError
 from spmd.base.record import field, record
 from spmd.base.source import current_source
+from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, is_guarded, tell_of_move
 from spmd.base.tree import TreeDef, tree_flatten
 from spmd.base.util import MISS, WeakCache, collector_paused, present_as
 from spmd.compile.dispatch.signature import Signature, Split
@@ -245,6 +246,8 @@ class JitFunction:
             self._check_only(split, args, kwargs)
         if self._out_shardings is not None:
             self._check_meets_results(split, args, kwargs)
+        if is_guarded():
+            self._guard_transfers(split, args, kwargs)
         key = self._key(split, avals)
         entry = self._entries.get(key)
         if not self._keep_unused and strays(split.leaves):
@@ -274,7 +277,8 @@ class JitFunction:
             if not executable.is_map:  # a map looks for them itself, with all ranks
                 check_nans(entry.closed, self._signature.name, split.leaves, outs)
         elif self._home is None and not state.axes and not config.debug_key_reuse:
-            self._note(entry, layouts, executable, split)
+            if not is_guarded():  # closures would not tell of moves
+                self._note(entry, layouts, executable, split)
         for out in outs if self._home is not None else ():
             out._sharding = self._home
         return entry.out_tree.unflatten(outs)
@@ -537,6 +541,26 @@ class JitFunction:
                     f"committed to {x.device!r}, and out_shardings names {place}; leave {name} "
                     f"where it was computed, or pass device_put({name}, sharding)"
                 )
+
+    def _guard_transfers(self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Tell of arguments of the host, and of those that lie where the program does not run."""
+        leaves = split.leaves
+        shardings = self._in_shardings, self._out_shardings
+        arrays = [x for x in leaves if type(x) is Array]
+        over_mesh = any(s is not None for s in shardings) or any(
+            x.shards is not None for x in arrays
+        )
+        device = next((x.device for x in arrays if x.shards is None and x.committed), None)
+        for k, x in enumerate(leaves):
+            if type(x) is not Array:
+                direction, moves = HOST_TO_DEVICE, "is of the host"
+            elif x.shards is None and (over_mesh or (device is not None and x.device != device)):
+                direction, moves = DEVICE_TO_DEVICE, f"lies on {x.device!r} alone"
+            else:
+                continue
+            name = self._signature.leaf_names(args, kwargs)[k]
+            what = f"{self._signature.what}: argument {name} ({typeof(x).short()}) {moves}"
+            tell_of_move(direction, what, f"pass device_put({name}) with its place")
 
     def _check_only(self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise if an argument is committed to another device than that of all shardings."""
