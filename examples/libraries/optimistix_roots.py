@@ -34,6 +34,10 @@ def main():
     print("minimum", low.value)
     assert jnp.allclose(low.value, 1.0, atol=1e-2)
 
+    lbfgs = optx.LBFGS(rtol=1e-5, atol=1e-5)
+    low = optx.minimise(rosenbrock, lbfgs, jnp.array([-1.0, 1.0]), max_steps=500)
+    assert jnp.allclose(low.value, 1.0, atol=1e-2)
+
     fixed = optx.fixed_point(
         lambda y, _: jnp.cos(y), optx.FixedPointIteration(rtol=1e-5, atol=1e-5), jnp.array(1.0)
     )

@@ -79,6 +79,17 @@ def make_jaxpr(
     >>> spmd.make_jaxpr(lambda x: lax.psum(x, "i"), axis_env=[("i", 4)])(1.0)
     { lambda ; a:f32[]. let b:f32[] = psum[axes=('i',) groups=None] a in (b,) }
     """
+    return jaxpr_maker(fun, static_argnums, axis_env, return_shape)
+
+
+def jaxpr_maker(
+    fun: Callable[..., Any],
+    static_argnums: int | Sequence[int],
+    axis_env: Sequence[tuple[Any, int]] | None,
+    return_shape: bool,
+    keeps_arrays: bool = False,
+) -> Callable[..., Any]:
+    """`make_jaxpr`; with `keeps_arrays` arrays without dims are constants too, not literals."""
     check_function("make_jaxpr", fun)
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
@@ -95,7 +106,8 @@ def make_jaxpr(
         flat_f = FlatFunction(f if fixed else fun, in_tree)
         debug = debug_info(fun, given, kwargs)
         with extend_axes(_axis_frames(axis_env)):
-            closed = trace_to_jaxpr(flat_f, [_aval_like(x) for x in flat], debug)
+            avals = [_aval_like(x) for x in flat]
+            closed = trace_to_jaxpr(flat_f, avals, debug, keeps_arrays)
         if not return_shape:
             return closed
         return closed, flat_f.value([describe(a) for a in closed.out_avals])

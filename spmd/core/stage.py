@@ -18,7 +18,7 @@ from spmd.base.context import current_trace, state
 from spmd.base.errors import ArgumentError, RefError, TracingError
 from spmd.base.record import record
 from spmd.base.source import UNKNOWN, Source, current_source
-from spmd.core.aval import NO_AXES, ShapedArray, is_arraylike, typeof
+from spmd.core.aval import NO_AXES, HasAval, ShapedArray, is_arraylike, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.explicit import align_sums, result_avals
 from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
@@ -80,6 +80,8 @@ class JaxprTrace(Trace):
         self.invars: list[Var] = []
         # By identity: the value as it was given (kept alive), its tracer, and the jaxpr's constant.
         self.consts: dict[int, tuple[Any, JaxprTracer, Any]] = {}
+        # Whether arrays without dims are constants, not literals.
+        self.keeps_arrays = False
 
     # -- values --
 
@@ -105,7 +107,7 @@ class JaxprTrace(Trace):
         if isinstance(x, Tracer):
             if not x._trace.alive:
                 check_usable(x)
-        else:
+        elif not self.keeps_arrays or not isinstance(x, HasAval):
             scalar = _literal(x)
             if scalar is not None:
                 return scalar
@@ -288,9 +290,16 @@ def check_outputs(outs: Sequence[Any], debug: Debug) -> None:
 
 
 def trace_to_jaxpr(
-    f: Callable[..., Sequence[Any]], in_avals: Sequence[ShapedArray], debug: Debug | None = None
+    f: Callable[..., Sequence[Any]],
+    in_avals: Sequence[ShapedArray],
+    debug: Debug | None = None,
+    keeps_arrays: bool = False,
 ) -> ClosedJaxpr:
-    """Trace a function of flat arguments that returns a flat list, at the given avals."""
+    """Trace a function of flat arguments that returns a flat list, at the given avals.
+
+    With `keeps_arrays` all arrays from outside are constants of the jaxpr; without, those that have
+    no dims are literals.
+    """
     debug = debug or Debug(getattr(f, "__name__", "<function>"))
     if config.no_tracing:
         raise TracingError(
@@ -298,6 +307,7 @@ def trace_to_jaxpr(
             "differs from those before in shapes, dtypes, structure or static values"
         )
     trace = JaxprTrace(debug)
+    trace.keeps_arrays = keeps_arrays
     try:
         with current_trace(trace):
             args = [trace.new_arg(a) for a in in_avals]

@@ -317,3 +317,31 @@ def test_names_that_libraries_use(tmp_path):
         print("fine")
     """
     assert run(program, folder=tmp_path).stdout == "fine\n"
+
+
+def test_arrays_that_a_function_closes_over_are_constants_of_its_jaxpr(tmp_path):
+    # A pytree that holds the jaxpr has one structure, whether a value is traced or not.
+    program = """
+        import numpy as np
+        import jax
+        import jax.numpy as jnp
+
+        def consts(scale, row):
+            made = jax.make_jaxpr(lambda x: x * scale * np.float32(2) * 3.0 + row)(1.0)
+            assert jnp.allclose(jax.core.eval_jaxpr(made.jaxpr, made.consts, 2.0)[0], 25.0)
+            return len(made.consts), made
+
+        count, made = consts(jnp.float32(2.0), jnp.ones(3))
+        assert made.jaxpr.eqns[0].invars[1] is made.jaxpr.constvars[0]
+        found = []
+
+        @jax.jit
+        def f(scale, row):
+            made = jax.make_jaxpr(lambda x: x * scale * np.float32(2) * 3.0 + row)(1.0)
+            found.append(len(made.consts))
+            return jax.core.eval_jaxpr(made.jaxpr, made.consts, 2.0)[0]
+
+        assert jnp.allclose(f(jnp.float32(2.0), jnp.ones(3)), 25.0)
+        assert [count] == found == [2]
+    """
+    run(program, folder=tmp_path)

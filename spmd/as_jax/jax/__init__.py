@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable as _Callable
+from collections.abc import Sequence as _Sequence
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
 import spmd as _spmd
+from spmd.api.inspect import jaxpr_maker as _jaxpr_maker
 from spmd.as_jax import environment as _environment
 from spmd.as_jax.callbacks import follow_jax as _follow_jax
 from spmd.as_jax.finder import API_LEVEL as _API_LEVEL
@@ -23,6 +26,21 @@ globals().update(
         if not name.startswith("_") and not isinstance(value, _ModuleType)
     }
 )
+
+
+def make_jaxpr(
+    fun: _Callable[..., _Any],
+    static_argnums: int | _Sequence[int] = (),
+    axis_env: _Sequence[tuple[_Any, int]] | None = None,
+    return_shape: bool = False,
+) -> _Callable[..., _Any]:
+    """Make the function that returns the jaxpr of `fun`, as `spmd.make_jaxpr` does.
+
+    All arrays that `fun` closes over are in `consts`, those without dims too: libraries take the
+    jaxpr for a pytree, whose structure must not depend on whether a value is traced.
+    """
+    return _jaxpr_maker(fun, static_argnums, axis_env, return_shape, keeps_arrays=True)
+
 
 __version__ = _API_LEVEL
 __version_info__ = tuple(int(part) for part in _API_LEVEL.split("."))
