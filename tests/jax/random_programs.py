@@ -2,6 +2,7 @@
 
     python -m tests.jax 17          # prints the program of seed 17 and what differs from JAX
     python -m tests.jax 0 2000      # runs programs 0 to 1999, prints those that differ, shrunk
+    python -m tests.jax deeper 17   # the same for the second family, `statements_deeper`
 
 A program is a few statements over special points in narrow and common dtypes. It is run as it is,
 under `jit`, and under `disable_jit`; values, shapes, dtypes and weak types must be JAX's. Some
@@ -15,7 +16,7 @@ import contextlib
 import functools
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ import pytest
 import spmd
 import spmd.scipy.sparse.linalg
 import spmd.scipy.special
+from tests.jax import statements_deeper
 from tests.jax.statements import STATEMENTS, Scope, Unusable
 from tests.jax.vocabulary import DTYPES, EXTREMES, POINTS, WIDE_DTYPES
 
@@ -34,6 +36,7 @@ pytest.importorskip("jax.scipy.special")
 
 SHAPES = ((), (4,), (4,), (3,), (2,), (4, 4), (4, 3), (2, 4), (4, 4, 4), (4, 2, 4), (1,), (0,))
 ORDERS = (0, 0, 0, 0, 1, 1, 2)
+DEEPER_ORDERS = (0, 0, 0, 1, 1, 2, 3)
 MODES = ("eager", "jit", "disable_jit")
 
 
@@ -72,6 +75,7 @@ def gradient(f, argnums):
 
     return j.grad(loss, argnums)
 """
+PRELUDE += "\n" + statements_deeper.PRELUDE
 
 
 # ---- programs as source ------------------------------------------------------------------------
@@ -146,10 +150,10 @@ def made(program: Program, names: dict[str, Any]) -> tuple[Any, list[Any]]:
 # ---- programs from a seed ----------------------------------------------------------------------
 
 
-def argument(rng: np.random.Generator, wide: bool) -> str:
+def argument(rng: np.random.Generator, wide: bool, usual: int = 8) -> str:
     """An array as source: special points, ties, now and then an infinity or a NaN."""
     shape = SHAPES[int(rng.integers(len(SHAPES)))]
-    dtypes = [*DTYPES, *["float32"] * 8, *[*WIDE_DTYPES * 3] * wide]
+    dtypes = [*DTYPES, *["float32"] * usual, *[*WIDE_DTYPES * 3] * wide]
     dtype = dtypes[int(rng.integers(len(dtypes)))]
     if rng.random() < 0.04:
         # Large enough for threads, for blocks, and for what is not worth keeping.
@@ -189,29 +193,35 @@ def accepted(program: Program) -> list[Any] | None:
 MOST_ELEMENTS = 5000
 
 
-def draw(seed: int) -> Program:
-    """The program of a seed."""
-    rng = np.random.default_rng([seed, 5])
+def draw(seed: int, deeper: bool = False) -> Program:
+    """The program of a seed; of the second family, `statements_deeper`, if asked for."""
+    rng = np.random.default_rng([seed, 5 + deeper])
     wide = bool(rng.random() < 0.1)
+    orders = DEEPER_ORDERS if deeper else ORDERS
+    order = orders[int(rng.integers(len(orders)))]
+    grammar = statements_deeper.STATEMENTS if deeper else STATEMENTS
+    # Third derivatives cancel more than the bits of narrow dtypes.
+    wide = wide or order > 2
     with settings(wide):
-        scope = Scope(rng, wide, ORDERS[int(rng.integers(len(ORDERS)))])
-        arguments = [(f"x{k}", argument(rng, wide)) for k in range(int(rng.integers(1, 4)))]
+        scope = Scope(rng, wide, order)
+        usual = 2 if deeper else 8
+        arguments = [(f"x{k}", argument(rng, wide, usual)) for k in range(int(rng.integers(1, 4)))]
         names = tuple(name for name, _ in arguments)
         program = Program(tuple(arguments), (), names, wide=wide, called_with=names)
         for name, aval in zip(names, shapes_in_jax(program), strict=True):
             scope.avals[name] = aval
-        wanted = int(rng.integers(1, 5))
+        wanted = int(rng.integers(1, 3 if deeper else 5))
         for _ in range(wanted * 6):
             if len(program.statements) == wanted:
                 break
-            program = extended(program, scope)
+            program = extended(program, scope, grammar)
         return finished(program, scope)
 
 
-def extended(program: Program, scope: Scope) -> Program:
+def extended(program: Program, scope: Scope, grammar: Sequence[Any]) -> Program:
     """With one statement more, if the one that is drawn makes sense to JAX."""
     try:
-        expression = scope.pick(STATEMENTS)(scope)
+        expression = scope.pick(grammar)(scope)
     except Unusable:
         return program
     aval = aval_of(expression, scope.avals)
@@ -553,7 +563,7 @@ def shrunk(program: Program, tries: int = 40) -> Program:
     return program
 
 
-def report(seed: int, program: Program) -> str:
+def report(seed: int | str, program: Program) -> str:
     """What a failing test shows: what differs, and the program to paste."""
     small = shrunk(program)
     mode, said = fault(small) or fault(program) or ("", "it does not fail again")
