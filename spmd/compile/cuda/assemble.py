@@ -113,7 +113,8 @@ class CudaProgram(NativeProgram):
             handles = self._handles[device] = self._loaded(device)
         gpu = driver()
         entries = gpu.entries
-        words = [0, 0, gpu.stream(device), entries.launch, entries.copy, entries.wait]
+        words = [0, 0, gpu.context(device), gpu.stream(device)]
+        words += [entries.current, entries.launch, entries.copy, entries.wait]
         return [*words, *handles]
 
     def _loaded(self, device: int) -> tuple[int, ...]:

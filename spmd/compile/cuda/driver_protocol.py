@@ -27,12 +27,14 @@ class DeviceFacts:
 class Entries:
     """Addresses of C functions; each gives 0, or an error code that `Driver.error` explains.
 
+    current cuCtxSetCurrent(context): the device of the calls below, by this thread
     launch  cuLaunchKernel(function, grid x, y, z, block x, y, z, shared bytes, stream,
             pointers to the arguments, null)
     copy    cuMemcpyAsync(target, source, bytes, stream): between any memories
     wait    cuStreamSynchronize(stream)
     """
 
+    current: int
     launch: int
     copy: int
     wait: int
@@ -80,6 +82,10 @@ class Driver(Protocol):
         ...
 
     # -- work --
+
+    def context(self, device: int) -> int:
+        """The handle of the device's context."""
+        ...
 
     def stream(self, device: int) -> int:
         """The handle of the device's stream for programs: its work runs in order, later."""

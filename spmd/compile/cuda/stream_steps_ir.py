@@ -6,8 +6,8 @@ each is the device's record of the program, an array of 64-bit words:
 
     STATUS    0, or the error code of the first driver call that failed; nothing is called after it
     STEP      the number of the step that failed
-    STREAM    the device's stream
-    LAUNCH, COPY, WAIT     addresses of the driver's functions, see `driver.Entries`
+    CONTEXT, STREAM        handles of the device's context and stream
+    CURRENT, LAUNCH, COPY, WAIT     addresses of the driver's functions, see `driver.Entries`
     FUNCTIONS...           the handles of the program's functions on this device
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from spmd.compile.native.llvm.compiler import compile_texts
 
-STATUS, STEP, STREAM, LAUNCH, COPY, WAIT, FUNCTIONS = range(7)
+STATUS, STEP, CONTEXT, STREAM, CURRENT, LAUNCH, COPY, WAIT, FUNCTIONS = range(9)
 
 LAUNCH_SYMBOL, COPY_SYMBOL, WAIT_SYMBOL = "spmd_cuda_launch", "spmd_cuda_copy", "spmd_cuda_wait"
 
@@ -27,13 +27,19 @@ def _word(name: str, array: str, index: int | str, kind: str = "i64") -> str:
 
 
 def _function(symbol: str, step_at: int, body: str) -> str:
-    """A function that does nothing after a failure, and notes its own; `body` makes %code."""
+    """A function that does nothing after a failure, and notes its own; `body` makes %code.
+
+    It may run on any thread, so it says first which device is meant.
+    """
+    context = _word("context", "%record", CONTEXT, "ptr")
+    context += _word("current", "%record", CURRENT, "ptr")
+    context += "\n  %set = call i32 %current(ptr %context)"
     return f"""
 define void @{symbol}(ptr %args, ptr %sizes, i64 %begin, i64 %end) {{
   %record = load ptr, ptr %args, align 8{_word("status", "%record", STATUS)}
   %good = icmp eq i64 %status, 0
   br i1 %good, label %go, label %out
-go:{_word("stream", "%record", STREAM, "ptr")}{_word("step", "%sizes", step_at)}{body}
+go:{context}{_word("stream", "%record", STREAM, "ptr")}{_word("step", "%sizes", step_at)}{body}
   %bad = icmp ne i32 %code, 0
   br i1 %bad, label %note, label %out
 note:

@@ -57,6 +57,13 @@ def downloaded(gpu: EmulatorDriver, where: int, like: np.ndarray, device: int = 
     return out
 
 
+def make_current(gpu: EmulatorDriver, device: int) -> None:
+    """Say which device this thread means, as native code does before each call."""
+    current = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)(gpu.entries.current)
+    context = gpu.context(device) if 0 <= device < gpu.device_count() else 0
+    assert (current(context) == 0) == (context != 0)
+
+
 def launch(gpu: EmulatorDriver, function: int, arguments: Sequence[int], **given: int) -> int:
     """Call the entry `launch` as native code does; its code."""
     kind = ctypes.CFUNCTYPE(
@@ -75,6 +82,7 @@ def launch(gpu: EmulatorDriver, function: int, arguments: Sequence[int], **given
     sizes |= {name: value for name, value in given.items() if name in sizes}
     stream = given.get("stream", gpu.stream(0))
     pointers = ctypes.addressof(places)
+    make_current(gpu, given.get("current", stream - gpu.stream(0)))
     return kind(gpu.entries.launch)(function, *sizes.values(), stream, pointers, None)
 
 
@@ -162,6 +170,7 @@ def test_copy_and_wait_entries(gpu):
     wait = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)(gpu.entries.wait)
     x, out = np.arange(8.0), np.zeros(8)
     a = gpu.allocate(0, x.nbytes)
+    make_current(gpu, 0)
     assert copy(a, address(x), x.nbytes, gpu.stream(0)) == 0
     assert copy(address(out), a, x.nbytes, gpu.stream(0)) == 0
     assert wait(gpu.stream(0)) == 0
@@ -170,6 +179,9 @@ def test_copy_and_wait_entries(gpu):
     assert "is not 64 bytes of one allocation on CUDA device 0" in gpu.error(code)
     code = wait(12345)
     assert gpu.error(code) == "0x3039 is no stream"
+    make_current(gpu, 1)
+    code = wait(gpu.stream(0))
+    assert gpu.error(code) == "a stream of CUDA device 0, and the current device is 1"
     assert gpu.error(999) == "error 999 of the emulator"
 
 

@@ -34,6 +34,7 @@ _LONGEST_QUEUE = 4096
 _PINNED_ALIGNMENT = 256
 # Handles of streams and functions: numbers that are neither addresses nor small.
 _FIRST_STREAM, _FIRST_FUNCTION, _FIRST_MODULE = 0x5700_0000, 0x6F00_0000, 0x3D00_0000
+_FIRST_CONTEXT = 0x2B00_0000
 # Codes of failures begin here; CUDA's own end before.
 _FIRST_CODE = 100_000
 _KEPT_FAILURES = 256
@@ -47,7 +48,7 @@ _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
 )
 _COPY = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 4)
-_WAIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
+_WAIT = _CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 
 
 class _Stream:
@@ -75,6 +76,8 @@ class EmulatorDriver:
         self._streams = [_Stream() for _ in range(devices)]
         self._random = random.Random(seed)
         self._lock = threading.RLock()
+        # By thread of the system: Python forgets its own names of native threads after each call.
+        self._current: dict[int, int] = {}
         self._modules: list[tuple[int, dict[str, Kernel]]] = []
         # Device, kernel, and the most shared bytes that its blocks may have.
         self._functions: list[tuple[int, Kernel, int]] = []
@@ -88,7 +91,12 @@ class EmulatorDriver:
         self._failures: dict[int, str] = {}
         self._codes = _FIRST_CODE
         # ctypes frees what nobody refers to.
-        self._kept = _LAUNCH(self._launch_entry), _COPY(self._copy_entry), _WAIT(self._wait_entry)
+        self._kept = (
+            _CURRENT(self._current_entry),
+            _LAUNCH(self._launch_entry),
+            _COPY(self._copy_entry),
+            _WAIT(self._wait_entry),
+        )
         addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in self._kept]
         self.entries = Entries(*addresses)
 
@@ -156,6 +164,11 @@ class EmulatorDriver:
         return self._in_use[device], self._most_in_use[device]
 
     # -- work --
+
+    def context(self, device: int) -> int:
+        """The handle of the device's context."""
+        self._gpu(device)
+        return _FIRST_CONTEXT + device
 
     def stream(self, device: int) -> int:
         """The handle of the device's stream."""
@@ -226,6 +239,13 @@ class EmulatorDriver:
 
     # -- what native code calls --
 
+    def _current_entry(self, context: int) -> int:
+        def call() -> None:
+            self._gpu(context - _FIRST_CONTEXT)
+            self._current[threading.get_native_id()] = context - _FIRST_CONTEXT
+
+        return self._coded(call)
+
     def _launch_entry(
         self,
         function: int,
@@ -295,9 +315,15 @@ class EmulatorDriver:
         return self._gpus[device]
 
     def _device(self, stream: int) -> int:
+        """The device of a stream, which must be this thread's current one."""
         device = stream - _FIRST_STREAM
         if not 0 <= device < len(self._gpus):
             raise CudaError(f"{stream:#x} is no stream")
+        current = self._current.get(threading.get_native_id())
+        if current != device:
+            raise CudaError(
+                f"a stream of CUDA device {device}, and the current device is {current}"
+            )
         return device
 
     def _memory(self, address: int, nbytes: int, what: str) -> int:
