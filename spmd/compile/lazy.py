@@ -43,7 +43,9 @@ entry_point_ir = Deferred("spmd.compile.native.cpython.ir.entry_point")
 runtime_ir = Deferred("spmd.compile.native.runtime.ir.modules")
 tree_walks_ir = Deferred("spmd.compile.native.cpython.ir.tree_unflatten")
 
-# The emulator of GPUs, and its translator: for kernels whose native code is not on the disk.
+# Drivers of GPUs: CuPy's, and the emulator with its translator, for kernels whose native code is
+# not on the disk.
+cuda_cupy = Deferred("spmd.compile.cuda.driver_cupy")
 cuda_emulator = Deferred("spmd.compile.cuda.emulator.driver")
 read_ptx = Deferred("spmd.compile.cuda.emulator.ptx")
 translate_ptx = Deferred("spmd.compile.cuda.emulator.translate")

@@ -11,26 +11,33 @@ from collections.abc import Callable
 from spmd.base.config import config
 from spmd.base.errors import CudaError, DeviceError
 from spmd.compile.cuda.driver_protocol import DeviceFacts, Driver, Entries
-from spmd.compile.lazy import cuda_emulator
+from spmd.compile.lazy import cuda_cupy, cuda_emulator
 
 __all__ = ["CudaError", "DeviceFacts", "Driver", "Entries", "driver", "makers"]
 
+
+def _by_cupy() -> Driver:
+    try:
+        return cuda_cupy.CupyDriver()
+    except ImportError as error:
+        raise DeviceError(
+            f"platform 'cuda' is not available here: CuPy is missing ({error}); pip install "
+            "spmd[cuda]. SPMD_CUDA_DRIVER=emulator runs programs on emulated GPUs, slowly"
+        ) from None
+
+
 # By name, a function that makes it.
 makers: dict[str, Callable[[], Driver]] = {
+    "cupy": _by_cupy,
     "emulator": lambda: cuda_emulator.EmulatorDriver(
         config.num_cuda_devices, config.cuda_emulator, config.cuda_emulator_seed
-    )
+    ),
 }
 
 
 @functools.cache
 def _made(name: str) -> Driver:
     maker = makers.get(name)
-    if name == "cupy":
-        raise DeviceError(
-            "platform 'cuda' is not available here: there is no driver for GPUs yet; "
-            "SPMD_CUDA_DRIVER=emulator runs programs on emulated ones, slowly"
-        )
     if maker is None:
         known = ", ".join(sorted(makers))
         raise DeviceError(f"SPMD_CUDA_DRIVER={name}: there is no such driver here; known: {known}")

@@ -6,6 +6,7 @@ the device with its first use by a program there, and keeps the host's copy, sin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ class CudaMemory(DeviceMemory):
 
     def __del__(self) -> None:
         address = getattr(self, "address", 0)
-        if address:
+        if address and not sys.is_finalizing():
             self.driver.free(self.device, address)
 
 

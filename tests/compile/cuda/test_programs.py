@@ -37,7 +37,7 @@ def test_devices_have_two_names():
 def test_without_a_driver_there_are_none():
     with config.override("cuda_driver", "cupy"):
         for name in ("gpu", "cuda"):
-            with pytest.raises(RuntimeError, match="'cuda' is not available here: there is no"):
+            with pytest.raises(RuntimeError, match="'cuda' is not available here: "):
                 spmd.devices(name)
 
 
@@ -105,16 +105,22 @@ def test_donated_memory_is_given_back():
     np.testing.assert_allclose(y, (X + 1) * 2)
 
 
+def bytes_in_use(device) -> int:
+    stats = device.memory_stats()
+    assert stats is not None
+    return stats["bytes_in_use"]
+
+
 def test_memory_is_counted():
     device = spmd.devices()[3]
-    before = device.memory_stats()["bytes_in_use"]
+    before = bytes_in_use(device)
     x = spmd.device_put(np.zeros((64, 64), np.float32), device)
     y = x + 1
     y.block_until_ready()
-    assert device.memory_stats()["bytes_in_use"] == before + 2 * x.nbytes
+    assert bytes_in_use(device) == before + 2 * x.nbytes
     del x, y
-    stats = device.memory_stats()
-    assert stats["bytes_in_use"] == before
+    assert bytes_in_use(device) == before
+    stats = device.memory_stats() or {}
     assert before + 2 * 64 * 64 * 4 <= stats["peak_bytes_in_use"] <= stats["bytes_limit"]
     assert spmd.devices("cpu")[0].memory_stats() is None
 

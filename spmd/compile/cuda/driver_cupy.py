@@ -1,0 +1,213 @@
+"""The driver of GPUs: memory pools, streams and modules of CuPy; the only file that imports it.
+
+Machine code is loaded as NVRTC made it, never compiled by CuPy, which would flush denormals.
+Native code calls `libcuda` itself: the entries are its functions. No device is touched before it is
+first asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import cupy
+from cupy_backends.cuda.api import driver as cuda
+from cupy_backends.cuda.api import runtime
+
+from spmd.base.errors import CudaError, OutOfMemoryError
+from spmd.compile.cuda.driver_protocol import DeviceFacts, Entries
+from spmd.compile.cuda.launch import SHARED_WITHOUT_ASKING
+from spmd.compile.cuda.nvrtc import Compiled
+
+_MOST_SHARED_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_ANY_DIRECTION = 4  # cudaMemcpyDefault
+# In the names of errors after which a context is lost, cudaError... and CUDA_ERROR_...
+_LOST = "ILLEGAL", "MISALIGNED", "LAUNCHFAIL", "HARDWARESTACK", "INVALIDPC", "ASSERT"
+_NO_DEVICE = ("cudaErrorNoDevice", "cudaErrorInsufficientDriver")
+
+
+class _Gpu:
+    """A device that is in use: its context, stream, pool of memory and counts."""
+
+    def __init__(self, number: int):
+        with cupy.cuda.Device(number):
+            runtime.free(0)  # makes the context that CuPy and the runtime share
+            self.context = cuda.ctxGetCurrent()
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+            self.pool = cupy.cuda.MemoryPool()
+            facts = runtime.getDeviceProperties(number)
+        name = facts["name"]
+        self.facts = DeviceFacts(
+            name.decode() if isinstance(name, bytes) else name,
+            f"sm_{facts['major']}{facts['minor']}",
+            facts["totalGlobalMem"],
+        )
+        self.most_in_use = 0
+
+
+class CupyDriver:
+    """`driver_protocol.Driver`, by CuPy. All methods may be called from any thread."""
+
+    name = "cupy"
+    entries_run_python = False
+
+    def __init__(self) -> None:
+        self._count = _device_count()
+        self._gpus: dict[int, _Gpu] = {}
+        self._lock = threading.RLock()
+        # What CuPy frees when nobody refers to it: memory by address, modules by handle.
+        self._memory: dict[int, Any] = {}
+        self._modules: dict[int, Any] = {}
+        self._pinned_pool = cupy.cuda.PinnedMemoryPool()
+        self.entries = _entries() if self._count else Entries(0, 0, 0, 0)
+
+    def device_count(self) -> int:
+        """How many devices this process sees; 0 where there is no GPU or no driver."""
+        return self._count
+
+    def facts(self, device: int) -> DeviceFacts:
+        """The name, architecture and memory of a device."""
+        return self._gpu(device).facts
+
+    # -- memory --
+
+    def allocate(self, device: int, nbytes: int) -> int:
+        """The address of new memory of a device, from its pool."""
+        gpu = self._gpu(device)
+        try:
+            with cupy.cuda.Device(device), gpu.stream:
+                memory = gpu.pool.malloc(max(nbytes, 1))
+        except cupy.cuda.memory.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"CUDA device {device}: no {nbytes} bytes; arrays and arenas hold "
+                f"{gpu.pool.used_bytes()} of {gpu.facts.memory}"
+            ) from error
+        with self._lock:
+            self._memory[memory.ptr] = memory
+            gpu.most_in_use = max(gpu.most_in_use, gpu.pool.used_bytes())
+        return memory.ptr
+
+    def free(self, device: int, address: int) -> None:
+        """Free memory for the device's stream: what uses it next comes behind its work."""
+        gpu = self._gpu(device)
+        with cupy.cuda.Device(device), gpu.stream:
+            self._memory.pop(address)
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        """The address of pinned memory of the host."""
+        memory = self._pinned_pool.malloc(max(nbytes, 1))
+        self._memory[memory.ptr] = memory
+        return memory.ptr
+
+    def free_pinned(self, address: int) -> None:
+        """Free pinned memory, which no copy may use any more."""
+        self._memory.pop(address)
+
+    def memory_in_use(self, device: int) -> tuple[int, int]:
+        """The bytes that are allocated and not freed now, and the most that were."""
+        gpu = self._gpu(device)
+        return gpu.pool.used_bytes(), gpu.most_in_use
+
+    # -- work --
+
+    def context(self, device: int) -> int:
+        """The handle of the device's context, the runtime's own."""
+        return self._gpu(device).context
+
+    def stream(self, device: int) -> int:
+        """The handle of the device's stream."""
+        return self._gpu(device).stream.ptr
+
+    def load(self, device: int, image: Compiled) -> int:
+        """The handle of a module on a device."""
+        self._gpu(device)
+        module = cupy.cuda.function.Module()
+        with cupy.cuda.Device(device):
+            self._checked(module.load, image.cubin)
+        with self._lock:
+            self._modules[module.ptr] = module
+        return module.ptr
+
+    def function(self, device: int, module: int, symbol: str, shared: int) -> int:
+        """The handle of a function of a module, for blocks of at most so many shared bytes."""
+        with cupy.cuda.Device(device):
+            function = self._checked(self._modules[module].get_function, symbol)
+            if shared > SHARED_WITHOUT_ASKING:
+                self._checked(cuda.funcSetAttribute, function.ptr, _MOST_SHARED_ATTRIBUTE, shared)
+        return function.ptr
+
+    def copy(self, device: int, target: int, source: int, nbytes: int) -> None:
+        """Put a copy into the device's stream, between any memories."""
+        stream = self._gpu(device).stream.ptr
+        with cupy.cuda.Device(device):
+            self._checked(runtime.memcpyAsync, target, source, nbytes, _ANY_DIRECTION, stream)
+
+    def synchronize(self, device: int) -> None:
+        """Wait for the device's stream; raises a `CudaError` if any of its work failed."""
+        gpu = self._gpu(device)
+        with cupy.cuda.Device(device):
+            self._checked(gpu.stream.synchronize)
+
+    def is_idle(self, device: int) -> bool:
+        """Whether the device's stream has no work left."""
+        gpu = self._gpu(device)
+        with cupy.cuda.Device(device):
+            return bool(gpu.stream.done)
+
+    def error(self, code: int) -> str:
+        """The meaning of an error code of `libcuda`."""
+        try:
+            return _explained(str(cuda.CUDADriverError(code)))
+        except KeyError:  # a code that this CuPy does not know
+            return f"CUDA error {code}"
+
+    # -- inside --
+
+    def _gpu(self, device: int) -> _Gpu:
+        with self._lock:
+            found = self._gpus.get(device)
+            if found is None:
+                if not 0 <= device < self._count:
+                    raise CudaError(f"CUDA device {device}: there are {self._count}")
+                found = self._gpus[device] = self._checked(_Gpu, device)
+            return found
+
+    def _checked(self, call: Any, *args: Any) -> Any:
+        """The result of a call of CuPy; its errors are `CudaError`s."""
+        try:
+            return call(*args)
+        except (runtime.CUDARuntimeError, cuda.CUDADriverError) as error:
+            raise CudaError(_explained(str(error))) from error
+
+
+def _device_count() -> int:
+    try:
+        return runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        if str(error).startswith(_NO_DEVICE):
+            return 0
+        raise CudaError(_explained(str(error))) from error
+
+
+def library() -> Any:
+    """The driver's library, which CuPy has loaded too."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _entries() -> Entries:
+    """The functions of `libcuda`, by address."""
+    names = "cuCtxSetCurrent", "cuLaunchKernel", "cuMemcpyAsync", "cuStreamSynchronize"
+    functions = [getattr(library(), name) for name in names]
+    return Entries(*[ctypes.cast(f, ctypes.c_void_p).value or 0 for f in functions])
+
+
+def _explained(text: str) -> str:
+    """CUDA's own words, with a hint where a kernel failed: the context is lost after that."""
+    letters = text.upper().replace("_", "")
+    if any(word in letters for word in _LOST):
+        return (
+            f"{text}. No CUDA call of this process works after that; SPMD_CUDA_DRIVER=emulator "
+            "runs the same program and names the line"
+        )
+    return text

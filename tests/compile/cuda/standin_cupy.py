@@ -1,0 +1,227 @@
+"""A stand-in for CuPy over the emulator: the names, signatures and exceptions that the driver uses.
+
+It has no name that the real wheel lacks (`test_driver_cupy.py` compares), and refuses arguments of
+other types than the wheel's signatures say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from spmd.base.errors import CudaError
+from spmd.base.errors import OutOfMemoryError as EmulatorOutOfMemory
+from spmd.compile.cuda.emulator.driver import EmulatorDriver
+from spmd.compile.cuda.nvrtc import Compiled
+
+# As the docstrings of the wheel have them.
+RUNTIME = (
+    "getDeviceCount() -> int",
+    "getDeviceProperties(int device)",
+    "free(intptr_t ptr)",
+    "memcpyAsync(intptr_t dst, intptr_t src, size_t size, int kind, intptr_t stream)",
+)
+DRIVER = (
+    "ctxGetCurrent() -> intptr_t",
+    "funcSetAttribute(intptr_t f, int attribute, int value)",
+)
+
+
+class CUDARuntimeError(RuntimeError):
+    """A failed call of the runtime."""
+
+
+class CUDADriverError(RuntimeError):
+    """A failed call of the driver; made from its code."""
+
+    texts: Callable[[int], str]
+
+    def __init__(self, code: int):
+        super().__init__(CUDADriverError.texts(code))
+
+
+class OutOfMemoryError(MemoryError):
+    """No memory is left in a pool."""
+
+
+class Standin:
+    """The modules, over an emulator; `images` are modules by their machine code."""
+
+    def __init__(self, gpu: EmulatorDriver):
+        self.gpu, self.images = gpu, dict[bytes, Compiled]()
+        self.here = threading.local()
+        CUDADriverError.texts = gpu.error
+        self.driver: Any = None  # the driver over it
+        runtime = _module("cupy_backends.cuda.api.runtime", RUNTIME, self)
+        driver = _module("cupy_backends.cuda.api.driver", DRIVER, self)
+        runtime.CUDARuntimeError = CUDARuntimeError
+        driver.CUDADriverError = CUDADriverError
+        api = _plain("cupy_backends.cuda.api", runtime=runtime, driver=driver)
+        cupy = _plain("cupy", cuda=self.cuda())
+        self.modules = {
+            "cupy": cupy,
+            "cupy_backends": _plain("cupy_backends"),
+            "cupy_backends.cuda": _plain("cupy_backends.cuda"),
+            "cupy_backends.cuda.api": api,
+            "cupy_backends.cuda.api.runtime": runtime,
+            "cupy_backends.cuda.api.driver": driver,
+        }
+
+    def cuda(self) -> Any:
+        """The namespace `cupy.cuda`."""
+        standin, gpu = self, self.gpu
+
+        class Device:
+            def __init__(self, device: int):
+                self.id = device
+
+            def __enter__(self) -> Device:
+                self.before = standin.device()
+                standin.here.device = self.id
+                return self
+
+            def __exit__(self, *error: object) -> None:
+                standin.here.device = self.before
+
+        class Stream:
+            def __init__(self, null: bool = False, non_blocking: bool = False):
+                self.device, self.ptr = standin.device(), gpu.stream(standin.device())
+
+            def __enter__(self) -> Stream:
+                assert standin.device() == self.device, "a stream of another device"
+                return self
+
+            def __exit__(self, *error: object) -> None:
+                pass
+
+            def synchronize(self) -> None:
+                _as_cupy(gpu.synchronize, self.device)
+
+            @property
+            def done(self) -> bool:
+                return gpu.is_idle(self.device)
+
+        class Memory:
+            def __init__(self, free: Callable[[], None], ptr: int):
+                self.free, self.ptr = free, ptr
+
+            def __del__(self) -> None:
+                self.free()
+
+        class MemoryPool:
+            def malloc(self, size: int) -> Memory:
+                device = standin.device()
+                try:
+                    ptr = gpu.allocate(device, size)
+                except EmulatorOutOfMemory as error:
+                    raise OutOfMemoryError(str(error)) from None
+                return Memory(lambda: gpu.free(device, ptr), ptr)
+
+            def used_bytes(self) -> int:
+                return gpu.memory_in_use(standin.device())[0]
+
+        class PinnedMemoryPool:
+            def malloc(self, size: int) -> Memory:
+                ptr = gpu.allocate_pinned(size)
+                return Memory(lambda: gpu.free_pinned(ptr), ptr)
+
+        class Function:
+            def __init__(self, module: Module, symbol: str):
+                self.ptr = gpu.function(module.device, module.ptr, symbol, 0)
+                standin.functions[self.ptr] = (module, symbol)
+
+        class Module:
+            def load(self, cubin: bytes) -> None:
+                assert type(cubin) is bytes
+                self.device = standin.device()
+                self.ptr = gpu.load(self.device, standin.images[cubin])
+
+            def get_function(self, name: str) -> Function:
+                assert standin.device() == self.device, "a module of another device"
+                return _as_cupy(Function, self, name)
+
+        self.functions: dict[int, tuple[Module, str]] = {}
+        return SimpleNamespace(
+            Device=Device,
+            Stream=Stream,
+            MemoryPool=MemoryPool,
+            PinnedMemoryPool=PinnedMemoryPool,
+            function=SimpleNamespace(Module=Module),
+            memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+        )
+
+    def device(self) -> int:
+        """The number of this thread's current device."""
+        return getattr(self.here, "device", 0)
+
+    # -- functions of `runtime` and `driver` --
+
+    def getDeviceCount(self) -> int:
+        return self.gpu.device_count()
+
+    def getDeviceProperties(self, device: int) -> dict[str, Any]:
+        facts = self.gpu.facts(device)
+        major, minor = facts.arch.removeprefix("sm_")[:-1], facts.arch[-1]
+        name = facts.name.encode()
+        return {"name": name, "major": major, "minor": minor, "totalGlobalMem": facts.memory}
+
+    def free(self, ptr: int) -> None:
+        assert ptr == 0
+
+    def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
+        assert kind == 4
+        assert stream == self.gpu.stream(self.device())
+        _as_cupy(self.gpu.copy, self.device(), dst, src, size)
+
+    def ctxGetCurrent(self) -> int:
+        return self.gpu.context(self.device())
+
+    def funcSetAttribute(self, f: int, attribute: int, value: int) -> None:
+        raise AssertionError("no kernel of the tests asks for so much shared memory")
+
+    def library(self) -> Any:
+        """The functions of `libcuda`."""
+        entries, kind = self.gpu.entries, ctypes.CFUNCTYPE(ctypes.c_int)
+        return SimpleNamespace(
+            cuCtxSetCurrent=kind(entries.current),
+            cuLaunchKernel=kind(entries.launch),
+            cuMemcpyAsync=kind(entries.copy),
+            cuStreamSynchronize=kind(entries.wait),
+        )
+
+
+def _as_cupy(call: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return call(*args)
+    except CudaError as error:
+        raise CUDARuntimeError(f"cudaErrorIllegalAddress: {error.text}") from None
+
+
+def _plain(name: str, **contents: Any) -> Any:
+    module = ModuleType(name)
+    vars(module).update(contents)
+    return module
+
+
+def _module(name: str, signatures: tuple[str, ...], standin: Standin) -> Any:
+    """A module of functions that take just what their signatures say."""
+    return _plain(name, **{s.split("(")[0]: _strict(s, standin) for s in signatures})
+
+
+def _strict(signature: str, standin: Standin) -> Callable[..., Any]:
+    name, given = re.match(r"(\w+)\((.*)\)", signature).groups()  # type: ignore[union-attr]
+    kinds = [part.split()[0] for part in given.split(", ") if part]
+
+    def call(*args: Any) -> Any:
+        if len(args) != len(kinds) or any(type(x) is not int for x in args):
+            raise TypeError(f"{signature} was given {args}")
+        if any(x < 0 for x, kind in zip(args, kinds, strict=True) if kind == "size_t"):
+            raise OverflowError(f"{signature} was given {args}")
+        return getattr(standin, name)(*args)
+
+    call.__doc__ = signature
+    return call

@@ -1,0 +1,124 @@
+"""The driver of GPUs over a stand-in for CuPy, which drives the emulator."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+
+import numpy as np
+import pytest
+
+import spmd
+from spmd import lax
+from spmd import numpy as snp
+from spmd.base.config import config
+from spmd.base.errors import CudaError, OutOfMemoryError
+from spmd.compile.cuda import assemble, driver, nvrtc
+from spmd.compile.cuda.emulator.driver import EmulatorDriver
+from tests.compile.cuda.standin_cupy import DRIVER, RUNTIME, Standin
+
+NAME = "spmd.compile.cuda.driver_cupy"
+X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6)
+
+
+@pytest.fixture
+def standin(monkeypatch):
+    made = Standin(EmulatorDriver(2, capacity=1 << 24))
+    for name, module in made.modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
+    module = importlib.import_module(NAME)
+    monkeypatch.setattr(module, "library", made.library)
+
+    def compile_cubin(*given):
+        image = nvrtc.compile_cubin(*given)
+        made.images[image.cubin] = image
+        return image
+
+    monkeypatch.setattr(assemble, "compile_cubin", compile_cubin)
+    made.driver = module.CupyDriver()
+    yield made
+    sys.modules.pop(NAME, None)
+
+
+@pytest.fixture
+def platform(standin, monkeypatch):
+    """Programs run on the two devices of the stand-in."""
+    monkeypatch.setitem(driver.makers, "standin", lambda: standin.driver)
+    with config.override("cuda_driver", "standin"), config.override("platform", "cuda"):
+        yield
+    spmd.clear_caches()
+
+
+def test_a_device_has_facts(standin):
+    gpu = standin.driver
+    assert gpu.device_count() == 2
+    facts = gpu.facts(1)
+    assert (facts.name, facts.arch, facts.memory) == ("emulated GPU 1", "sm_90", 1 << 24)
+    with pytest.raises(CudaError, match="CUDA device 2: there are 2"):
+        gpu.facts(2)
+
+
+def test_copies_are_in_the_stream(standin):
+    gpu, out = standin.driver, np.zeros_like(X)
+    place = gpu.allocate(0, X.nbytes)
+    gpu.copy(0, place, X.ctypes.data, X.nbytes)
+    gpu.copy(0, out.ctypes.data, place, X.nbytes)
+    assert not gpu.is_idle(0)
+    gpu.synchronize(0)
+    np.testing.assert_array_equal(out, X)
+    gpu.free(0, place)
+    assert gpu.memory_in_use(0) == (0, X.nbytes)
+
+
+def test_memory_that_is_not_there_is_an_error(standin):
+    held = standin.driver.allocate(0, 1 << 20)
+    with pytest.raises(OutOfMemoryError, match="CUDA device 0: no 16777216 bytes; arrays and"):
+        standin.driver.allocate(0, 1 << 24)
+    standin.driver.free(0, held)
+
+
+def test_failed_work_has_a_hint(standin):
+    gpu = standin.driver
+    place = gpu.allocate(1, 64)
+    with pytest.raises(CudaError, match="is not 4096 bytes of one allocation"):
+        gpu.copy(1, place, place, 4096)
+    assert "SPMD_CUDA_DRIVER=emulator" in _raised(gpu.copy, 1, place, place, 4096)
+
+
+def _raised(call, *args):
+    with pytest.raises(CudaError) as caught:
+        call(*args)
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("platform")
+def test_programs_run():
+    def step(x):
+        y = lax.fori_loop(0, 3, lambda k, y: snp.tanh(y) + k, x)
+        return (y @ y.T).sum(0)
+
+    found = spmd.jit(step)(X)
+    with config.override("platform", "cpu"):
+        wanted = np.asarray(spmd.jit(step)(X))
+    np.testing.assert_allclose(found, wanted, 1e-5)
+    total = spmd.pmap(lambda x: lax.psum(x, "i"), axis_name="i")(X[:2])
+    np.testing.assert_allclose(total[1], X[0] + X[1], 1e-6)
+
+
+def test_the_stand_in_has_no_name_that_the_wheel_lacks():
+    if importlib.util.find_spec("cupy") is None:
+        pytest.skip("the wheel of CuPy is not installed: pip install spmd[cuda]")
+    cupy = pytest.importorskip("cupy", exc_type=ImportError)
+    api = "cupy_backends.cuda.api"
+    for name, signatures in ("runtime", RUNTIME), ("driver", DRIVER):
+        real = importlib.import_module(f"{api}.{name}")
+        for signature in signatures:
+            assert getattr(real, signature.split("(")[0]).__doc__.splitlines()[0] == signature
+    assert issubclass(importlib.import_module(f"{api}.runtime").CUDARuntimeError, RuntimeError)
+    made = Standin(EmulatorDriver(1)).cuda()
+    for name, ours in vars(made).items():
+        real = getattr(cupy.cuda, name)
+        public = [n for n in vars(ours) if not n.startswith("_")]
+        assert [n for n in public if not hasattr(real, n)] == [], name
