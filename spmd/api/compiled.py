@@ -87,7 +87,8 @@ def jit(
     A signature is the arguments' structure, shapes, dtypes and weak types, and the values of the
     static arguments (`static_argnums`, `static_argnames`), which must be hashable. The result takes
     the parameters of `fun` and returns what `fun` does. Donated arguments (`donate_argnums`,
-    `donate_argnames`) may be overwritten by the results and cannot be used afterwards. Results lie
+    `donate_argnames`) may be overwritten by results of as many bytes on each device and cannot be
+    used afterwards; those that no result can take stay, and a UserWarning names them. Results lie
     on `device` if it is given. With `inline`, a `jit` inside another leaves no call in its jaxpr.
     `backend` may be "cpu". `keep_unused`, and XLA's options in `compiler_options`, are accepted for
     JAX's sake, without effect. Without `fun` this is a decorator with options. Python side effects

@@ -14,7 +14,8 @@ import ctypes
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -26,7 +27,7 @@ from spmd.base.device import Device, default_device, process_index
 from spmd.base.errors import DeletedError, DeviceError, DtypeError, MutationError, ShardingError
 from spmd.base.key_dtypes import visible
 from spmd.base.record import record
-from spmd.base.source import is_ours
+from spmd.base.source import current_source, is_ours
 from spmd.core.aval import HasAval, ShapedArray, register_array_type, typeof
 from spmd.core.ir import Jaxpr
 from spmd.core.rewrite import dce
@@ -557,6 +558,32 @@ def alias(x: Array) -> Array:
         return from_shards(x.aval, x.sharding, [alias(s) for s in x.shards])
     owner = x.owner  # before the address, which settling writes before the owner
     return from_memory(x.ptr, owner, x.aval, x._sharding)
+
+
+def usable(donated: Sequence[bool], ins: Sequence[int], outs: Sequence[int]) -> tuple[bool, ...]:
+    """Which donated operands a result may take the memory of, by their bytes on each device.
+
+    The others are not given up: no result is as large, or those that are have one already.
+    """
+    left = list(outs)
+    found = []
+    for gone, nbytes in zip(donated, ins, strict=True):
+        found.append(gone and nbytes in left)
+        if found[-1]:
+            left.remove(nbytes)
+    return tuple(found)
+
+
+def warn_unusable(what: str, avals: Iterable[ShapedArray]) -> None:
+    """Tell of donated operands that stay as they are; of none, nothing."""
+    texts = ", ".join(str(a.strip_sharding()) for a in avals)
+    if texts:
+        warnings.warn(
+            f"{current_source()}: {what}: Some donated buffers were not usable: {texts}. No result "
+            "of as many bytes is left to take their memory, so they stay; don't donate them",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def check_donated(

@@ -34,7 +34,7 @@ from spmd.core.rewrite import hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.structural import broadcast_leading, reshape
 from spmd.core.trace import Tracer, to_numpy
-from spmd.sharding.array import Array, check_donated, from_numpy
+from spmd.sharding.array import Array, check_donated, from_numpy, usable, warn_unusable
 from spmd.sharding.call_cache import FastCalls, MappedCall, is_evaluated
 from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
 from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
@@ -198,6 +198,7 @@ class _Mapped:
         self.consts = consts
         self.out_tree = out_tree
         self.out_specs = tuple(out_specs)
+        self.is_told = False  # which donated arguments no result takes
 
 
 class _PmapCall:
@@ -374,26 +375,26 @@ class _PmapCall:
             "kind": "pmap",
             "name": function_name(self.fun),
         }
-        if self.donated:
-            which = self._argument_of_leaf()
-            names = [f"argument {k}" for k in which]
-            flags = [k in self.donated for k in which]
-            check_donated(f"pmap({function_name(self.fun)})", self.flat, flags, lambda: names)
+        gone = self._usable(mapped) if self.donated else [False] * len(self.flat)
+        if True in gone:
+            names = [f"argument {k}" for k in self._argument_of_leaf()]
+            check_donated(self.what, self.flat, gone, lambda: names)
         outs = shard_map_p.bind(*mapped.consts, *operands, **params)
         if self.mesh is not self.local_mesh:
             # A spec has its one axis last.
             axes = [len(s) - 1 if s else None for s in mapped.out_specs]
             outs = [own_rows(x, self.mesh, self.size, a) for x, a in zip(outs, axes, strict=True)]
         if is_evaluated() and mapped.mesh == self.mesh:
-            fast.note_map(self._described(mapped, outs, params))
-        self._donate()
+            fast.note_map(self._described(mapped, outs, params, gone))
+        for x, given in zip(self.flat, gone, strict=True):
+            if given and isinstance(x, Array) and (x.shards is not None or self.mesh.size == 1):
+                x.delete()
         return tree_unflatten(mapped.out_tree, outs)
 
     def _described(
-        self, mapped: _Mapped, outs: Sequence[Any], params: dict[str, Any]
+        self, mapped: _Mapped, outs: Sequence[Any], params: dict[str, Any], gone: Sequence[bool]
     ) -> MappedCall:
         """This call, for the closure that will make the next ones."""
-        gone = [k in self.donated for k in self._argument_of_leaf()]
         return MappedCall(
             leaves=self.flat,
             tree=self.in_tree,
@@ -411,10 +412,17 @@ class _PmapCall:
         out = [k for k, tree in enumerate(positional.parts) for _ in range(tree.num_leaves)]
         return out + [-1] * named.num_leaves
 
-    def _donate(self) -> None:
-        for k, x in zip(self._argument_of_leaf(), self.flat, strict=True):
-            if k in self.donated and isinstance(x, Array):
-                x.delete()
+    def _usable(self, mapped: _Mapped) -> tuple[bool, ...]:
+        """Of each leaf whether it is donated, and a result may take its rows; told at first."""
+        jaxpr = mapped.jaxpr
+        avals = jaxpr.in_avals[len(mapped.consts) :]
+        flags = [k in self.donated for k in self._argument_of_leaf()]
+        found = usable(flags, [a.nbytes for a in avals], [a.nbytes for a in jaxpr.out_avals])
+        if not mapped.is_told:
+            mapped.is_told = True
+            rows = zip(avals, flags, found, strict=True)
+            warn_unusable(self.what, [a for a, given, taken in rows if given > taken])
+        return found
 
     # -- op by op --
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from functools import partial
 
 import numpy as np
@@ -13,6 +14,7 @@ import spmd.numpy as snp
 from spmd import lax
 from spmd.base.tree import tree_map
 from spmd.errors import DeletedError
+from spmd.sharding import AxisType, NamedSharding
 from spmd.sharding import PartitionSpec as P
 
 # Larger than what is allocated together with other results.
@@ -172,8 +174,12 @@ def test_a_copy_over_several_devices_outlives_its_donation():
 TWICE = {
     "first": (lambda x, y: x + y, (0,), lambda a: (a, a)),
     "second": (lambda x, y: x + y, (1,), lambda a: (a, a)),
-    "both": (lambda x, y: x * y, (0, 1), lambda a: (a, a)),
-    "in a tree": (lambda t: t["u"] + t["v"], (0,), lambda a: ({"u": a, "v": a},)),
+    "both": (lambda x, y: (x * y, x - y), (0, 1), lambda a: (a, a)),
+    "in a tree": (
+        lambda t: (t["u"] + t["v"], t["u"] - t["v"]),
+        (0,),
+        lambda a: ({"u": a, "v": a},),
+    ),
 }
 
 
@@ -205,3 +211,48 @@ def test_arrays_that_share_memory_may_be_donated_beside_each_other():
     for _ in range(3):
         given = snp.arange(3.0)
         np.testing.assert_array_equal(step(given, given.copy()), [0, 2, 4])
+
+
+def over_mesh(f, **options):
+    return spmd.jit(spmd.shard_map(f, mesh=MESH, in_specs=P("i"), out_specs=P("i")), **options)
+
+
+MESH = spmd.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,))
+# A function, and the arguments whose memory a result can take.
+USABLE = {
+    "all": (lambda x, y: (x + y, x - y), [True, True]),
+    "one of two": (lambda x, y: x + y, [True, False]),
+    "none": (lambda x, y: ((x + y).ravel()[:1], (x - y).ravel()[:1]), [False, False]),
+    "of another shape": (lambda x, y: ((x + y).ravel(), x.ravel()[:1]), [True, False]),
+    "of another dtype": (lambda x, y: (y + x).astype(np.int32), [True, False]),
+    "of a smaller dtype": (lambda x, y: (y + x).astype(np.int16), [False, False]),
+}
+
+
+@pytest.mark.parametrize("mapped", [spmd.jit, pmapped, over_mesh], ids=["jit", "pmap", "mesh"])
+@pytest.mark.parametrize("name", USABLE)
+def test_only_what_a_result_can_take_is_deleted(name, mapped):
+    f, wanted = USABLE[name]
+    step = mapped(f, donate_argnums=(0, 1))
+    place = NamedSharding(MESH, P("i"))
+    values = [np.arange(32, dtype=np.float32).reshape(4, 8) + k for k in range(2)]
+    expected = None
+    for call in range(4):  # the fast path too
+        given = [x if mapped is spmd.jit else spmd.device_put(x, place) for x in values]
+        given = [snp.array(x) if isinstance(x, np.ndarray) else x for x in given]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            out = step(*given)
+        assert [x.is_deleted() for x in given] == wanted
+        texts = [str(w.message) for w in told if w.category is UserWarning]
+        said = mapped is not over_mesh and call == 0 and False in wanted
+        assert len(texts) == said and all(
+            "Some donated buffers were not usable" in t for t in texts
+        )
+        for x, value in zip(given, values, strict=True):
+            if not x.is_deleted():
+                np.testing.assert_array_equal(x, value)
+        out = [np.asarray(x) for x in spmd.tree.leaves(out)]
+        expected = expected or [np.asarray(x) for x in spmd.tree.leaves(mapped(f)(*values))]
+        for one, other in zip(out, expected, strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -75,7 +75,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "in_axes kind": (
         pmap_f(X, X, in_axes=(0, "i")),
-        "pmap(f): in_axes for y is 'i'; each entry must be an integer dim or None",
+        "pmap(f): in_axes=(0, 'i') holds 'i' of type str; each entry must be an integer dim or "
+        "None",
     ),
     "in_axes structure": (
         lambda: spmd.pmap(g, in_axes=({"w": 0, "b": None},))({"w": X}),

@@ -29,7 +29,12 @@ from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, is_guarded, te
 from spmd.base.tree import TreeDef, tree_flatten
 from spmd.base.util import MISS, WeakCache, collector_paused, present_as
 from spmd.compile.dispatch.signature import Signature, Split
-from spmd.compile.dispatch.stages import Lowered, Traced, check_compiler_options
+from spmd.compile.dispatch.stages import (
+    Lowered,
+    Traced,
+    check_compiler_options,
+    used_donations,
+)
 from spmd.compile.executable.nan_check import check_nans
 from spmd.compile.lazy import compiler, fast_call, mesh_fast_call, select, stateful
 from spmd.core.argument_names import spread_over_arguments
@@ -41,7 +46,7 @@ from spmd.core.mutable.cells import Cell, TouchedCells
 from spmd.core.rewrite import dce, drop_inputs, eval_closed, hoist_tracers, prune_consts
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
-from spmd.sharding.array import Array, check_donated
+from spmd.sharding.array import Array, check_donated, warn_unusable
 from spmd.sharding.call_cache import FastCalls, hook, no_match
 from spmd.sharding.constraint import (
     as_sharding,
@@ -263,10 +268,10 @@ class JitFunction:
                 executable = self._compile(entry, layouts, device)
         if config.debug_key_reuse:
             use_inputs(entry.closed, split.leaves, self._signature.what)
-        if True in entry.donated:
+        if True in executable.donated:
             names = partial(self._signature.leaf_names, args, kwargs)
             jaxpr = entry.closed.jaxpr
-            check_donated(self._signature.what, split.leaves, entry.donated, names, jaxpr)
+            check_donated(self._signature.what, split.leaves, executable.donated, names, jaxpr)
         mesh = state.mesh
         if mesh is None:
             outs = executable(split.leaves)
@@ -302,7 +307,7 @@ class JitFunction:
         def names() -> list[str]:
             return list(compress(self._signature.leaf_names(args, kwargs), needed))
 
-        check_donated(self._signature.what, leaves, entry.donated, names)
+        check_donated(self._signature.what, leaves, executable.donated, names)
         mesh = state.mesh
         if mesh is None:
             outs = executable(leaves)
@@ -339,13 +344,17 @@ class JitFunction:
     ) -> Executable | MeshProgram:
         started = time.perf_counter()
         with FLIGHT.phase(COMPILING, "compile", self._signature.name):
+            donated = used_donations(entry.closed, entry.donated, self._keep_unused)
             made = select.compile_program(
                 entry.closed,
-                entry.donated,
+                donated,
                 layouts=layouts,
                 wanted=entry.out_shardings,
                 device=device,
             )
+        if not made.is_map or None not in entry.out_shardings:
+            rows = zip(entry.closed.in_avals, donated, made.donated, strict=True)
+            warn_unusable(self._signature.what, [a for a, given, taken in rows if given > taken])
         if made.is_map and layouts is not None:
             made.core.agree_in_any_case()
         entry.executables[layouts, device] = made

@@ -80,6 +80,13 @@ class _MapWriter(fast_call.Writer):
         """Whether each argument is donated."""
         return self.call.donated
 
+    @property
+    def donated_arrays(self) -> list[bool]:
+        """Of each argument whether it is an array that the call uses up, not one that it cuts."""
+        is_one = self.executable.mesh.size == 1
+        pairs = zip(super().donated_arrays, self.split.leaves, strict=True)
+        return [gone and (is_one or leaf.shards is not None) for gone, leaf in pairs]
+
     @cached_property
     def takes(self) -> Mapping[int, int]:
         """For each output that may be written over shards of a donated argument: of which one."""

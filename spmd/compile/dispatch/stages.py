@@ -21,7 +21,7 @@ from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.lazy import cost_model, lowering, memory_analysis, pipeline, select
 from spmd.core.aval import ShapedArray, ShapeDtypeStruct, typeof
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.rewrite import eval_closed
+from spmd.core.rewrite import dce, eval_closed
 from spmd.core.trace import Tracer
 from spmd.sharding.array import Array, check_donated
 from spmd.sharding.named import Format, Layout, NamedSharding, Sharding
@@ -47,6 +47,16 @@ def describe(aval: ShapedArray, sharding: Any = None) -> ShapeDtypeStruct:
     """
     lies = aval.sharding if sharding is None else sharding
     return ShapeDtypeStruct(aval.shape, aval.dtype, sharding=lies, weak_type=aval.weak_type)
+
+
+def used_donations(
+    closed: ClosedJaxpr, donated: tuple[bool, ...], keep_unused: bool = False
+) -> tuple[bool, ...]:
+    """Which arguments are donated and, unless unused ones are kept, needed."""
+    if keep_unused or True not in donated:
+        return donated
+    _, needed = dce(closed.jaxpr, [True] * len(closed.out_avals))
+    return tuple(a and b for a, b in zip(donated, needed, strict=True))
 
 
 @record
@@ -224,8 +234,9 @@ class Lowered(Stage):
         check_compiler_options(f"lower({self.traced.fun_name}).compile", compiler_options)
         traced = self.traced
         layouts = _layouts_of(traced.split.leaves)
+        donated = used_donations(traced.jaxpr, traced.donated)
         program = select.compile_program(
-            traced.jaxpr, traced.donated, self.optimised, layouts, traced.out_shardings
+            traced.jaxpr, donated, self.optimised, layouts, traced.out_shardings
         )
         return Compiled(self.traced, program)
 
@@ -354,9 +365,9 @@ class Compiled(Stage):
                     f"was called with {x}. Transform the function that was jitted instead"
                 )
         self._check_layouts(what, leaves, args, kwargs)
-        if True in self.traced.donated:
+        if True in self.executable.donated:
             names = partial(self.traced.signature.leaf_names, args, kwargs)
-            check_donated(what, leaves, self.traced.donated, names, self.traced.jaxpr.jaxpr)
+            check_donated(what, leaves, self.executable.donated, names, self.traced.jaxpr.jaxpr)
         mesh = self.traced.mesh
         if mesh is None:
             return self.out_tree.unflatten(self.executable(leaves))

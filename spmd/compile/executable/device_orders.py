@@ -222,9 +222,7 @@ class OrderedProgram(MeshProgram):
                 for x, s, then, aval in rows
             ]
         )
-        for leaf, gone in zip(leaves, self.donated, strict=True):
-            if gone and isinstance(leaf, Array):
-                leaf.delete()
+        self.give_up(leaves)
         rows = zip(outs, self.said, self.out_avals, strict=True)
         return [x if s is None else _in_own_order(x, s, found.mesh, a) for x, s, a in rows]
 

@@ -11,7 +11,7 @@ from spmd.base.config import config
 from spmd.compile.executable.executable import common_home
 from spmd.compile.lazy import mesh_executable
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal
-from spmd.sharding.array import Array
+from spmd.sharding.array import Array, usable
 
 
 class MeshProgram:
@@ -34,16 +34,25 @@ class MeshProgram:
         self.names = jaxpr.arg_names
         self.in_avals = tuple(closed.in_avals)
         self.out_avals = tuple(closed.out_avals)
-        self.donated = tuple(donated) or (False,) * len(self.in_avals)
         self.params: dict[str, Any] = eqn.params
         self.core = mesh_executable.mesh_executable(**eqn.params)
         arguments: dict[Any, int] = {v: k for k, v in enumerate(jaxpr.invars)}
         constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         # Each operand is an argument, by number, or a value.
         self._operands = [_operand(a, arguments, constants) for a in eqn.invars]
+        self._results = [eqn.outvars.index(v) for v in jaxpr.outvars]
+        self.donated = self._usable(donated)
         # The results of each device that may be written over a donated argument: by output, which.
         self.takes = self._takes()
-        self._results = [eqn.outvars.index(v) for v in jaxpr.outvars]
+
+    def _usable(self, donated: Sequence[bool]) -> tuple[bool, ...]:
+        """Which donated arguments the program reads, and a result may take the shards of."""
+        if True not in donated:
+            return (False,) * len(self.in_avals)
+        rows = zip(self._operands, self.core.in_avals, strict=True)
+        nbytes = {number: aval.nbytes for (number, _), aval in rows}
+        ins = [nbytes.get(k, -1) for k in range(len(self.in_avals))]
+        return usable(donated, ins, [self.core.out_avals[k].nbytes for k in self._results])
 
     def _takes(self) -> dict[int, int]:
         given = [number for number, _ in self._operands]
@@ -83,10 +92,15 @@ class MeshProgram:
         if self.whole is not None and (config.debug_nans or config.debug_infs):
             whole = mesh_executable.Whole(self.whole, leaves)
         outs = mesh_executable.evaluate_map(self.params, operands, self.takes, self.core, whole)
-        for leaf, gone in zip(leaves, self.donated, strict=True):
-            if gone and isinstance(leaf, Array):
-                leaf.delete()
+        self.give_up(leaves)
         return [outs[k] for k in self._results]
+
+    def give_up(self, leaves: Sequence[Any]) -> None:
+        """End the donated arguments; one that had to be cut for the devices stays."""
+        is_one = self.core.mesh.size == 1
+        for leaf, gone in zip(leaves, self.donated, strict=True):
+            if gone and isinstance(leaf, Array) and (is_one or leaf.shards is not None):
+                leaf.delete()
 
     def as_text(self) -> str:
         """The steps of the program that each device runs."""

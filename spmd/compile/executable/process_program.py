@@ -74,9 +74,7 @@ class ProcessProgram(MeshProgram):
         found = self.found
         rows = zip(leaves, found.local, found.specs, strict=True)
         outs = super().__call__([self._whole(x, s) if local else x for x, local, s in rows])
-        for leaf, gone in zip(leaves, self.donated, strict=True):
-            if gone and isinstance(leaf, Array):
-                leaf.delete()
+        self.give_up(leaves)
         rows = zip(outs, found.results, self.out_avals, strict=True)
         return [self._part(x, a) if local else x for x, local, a in rows]
 

@@ -24,6 +24,7 @@ from spmd.compile.executable.mesh_program import MeshProgram
 from spmd.compile.lazy import device_orders, partition, pipeline, process_program, unasked
 from spmd.core.ir import ClosedJaxpr, Eqn, all_eqns
 from spmd.sharding.abstract_mesh import AxisType
+from spmd.sharding.array import usable
 from spmd.sharding.named import NamedSharding, Sharding
 from spmd.sharding.operand_layouts import Layouts, spec_over
 from spmd.sharding.process_rows import CONVERSIONS, over_processes
@@ -65,6 +66,8 @@ def compile_program(
             _check_no_partly_manual_map(closed)
         if layouts is not None and config.unasked_gathers != "allow":
             _tell_of_gathers(closed, layouts)
+        sizes = [a.nbytes for a in closed.in_avals], [a.nbytes for a in closed.out_avals]
+        donated = usable(donated, *sizes) if True in donated else donated
         return compile_jaxpr(closed, donated, optimised, device)
 
 
