@@ -25,6 +25,7 @@ from spmd.collectives.groups import (
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.primitive import Primitive, linear
 from spmd.core.structural import broadcast_leading, move_dim, reshape
+from spmd.core.trace import unchanged
 from spmd.lax.concatenate import concatenate
 
 
@@ -58,7 +59,7 @@ def all_gather(
     """
     axes = names_of(axis_name)
     if not axes:  # as in JAX, without a new dim
-        return x
+        return map_leaves(unchanged, x)
     groups = normal_groups("all_gather", axes, axis_index_groups)
     size = group_size(axes, groups)
 

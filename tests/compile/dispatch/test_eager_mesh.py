@@ -13,6 +13,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import NamedSharding, P, debug
+from spmd.base.config import config
 from spmd.compile.dispatch.eager_cache import COMPILE_AFTER
 from spmd.errors import DeletedError, DeviceError
 from tests.compile.dispatch.fast_calls import forget
@@ -38,7 +39,10 @@ SPECS = [P("x", "y"), P("x"), P(None, ("y", "x")), P()]
 
 @pytest.fixture(autouse=True)
 def cold():
+    """Nothing was called before; there are eight devices."""
     forget()
+    with config.override("num_cpu_devices", 8):
+        yield
 
 
 def put(spec: P, mesh: Any = None) -> Any:

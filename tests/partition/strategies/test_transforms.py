@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,23 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import P, debug
+from spmd.base.config import config
 from tests.partition.programs import auto_mesh
 
-MESH = auto_mesh((2, 4), ("x", "y"))
+
+@pytest.fixture(scope="module", autouse=True)
+def eight_devices() -> Iterator[None]:
+    with config.override("num_cpu_devices", 8):
+        yield
+
+
 FLAT = np.random.default_rng(0).normal(size=(512, 256)).astype(np.float32)
 STACK = np.random.default_rng(1).normal(size=(16, 64, 32)).astype(np.float32)
+
+
+def mesh() -> spmd.Mesh:
+    return auto_mesh((2, 4), ("x", "y"))
+
 
 # What is transformed, how it is split, and what a gather of the operand would be.
 CASES: dict[str, tuple[Callable[[Any], Any], np.ndarray, P]] = {
@@ -32,7 +44,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], np.ndarray, P]] = {
 
 
 def put(x: np.ndarray, spec: P) -> Any:
-    return spmd.device_put(x, spmd.NamedSharding(MESH, spec))
+    return spmd.device_put(x, spmd.NamedSharding(mesh(), spec))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -59,7 +71,7 @@ def test_values_move_before_they_are_cast_to_a_wider_type(old: str, new: str):
     x = put(FLAT, P("x")).astype(old)
     narrow = np.dtype(getattr(snp, old)).itemsize
 
-    whole = spmd.NamedSharding(MESH, P())
+    whole = spmd.NamedSharding(mesh(), P())
     widened = spmd.jit(lambda x: x.astype(new), out_shardings=whole)
     (gather,) = debug.collectives(widened)(x)
     assert (gather.kind, gather.received) == ("all_gather", FLAT.size * narrow // 2)
