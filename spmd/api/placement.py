@@ -11,7 +11,7 @@ from spmd.base.device import Device, default_device, process_index
 from spmd.base.dtypes import canonical
 from spmd.base.errors import ArgumentError, ShapeError, ShardingError
 from spmd.base.source import current_source
-from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, is_guarded, tell_of_move
+from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, tell_of_move
 from spmd.base.tree import (
     broadcast_prefix,
     keystr,
@@ -29,7 +29,7 @@ from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.constraint import as_sharding, constrain, sharding_constraint_p
 from spmd.sharding.explicit_layouts import to_auto_p
 from spmd.sharding.named import Format, NamedSharding, PmapSharding, Sharding, without_layout
-from spmd.sharding.operand_layouts import spec_over
+from spmd.sharding.operand_layouts import guards_moves, spec_over
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 
@@ -92,7 +92,7 @@ def _put(name: str, x: Any, place: Any) -> Any:
         place = as_sharding(f"device_put: {name}", place)
     if isinstance(x, Tracer):
         return _traced(name, x, place)
-    if is_guarded():
+    if guards_moves():
         _guard(name, x, place)
     if place is None:
         return x if isinstance(x, Array) else from_numpy(x)

@@ -15,14 +15,6 @@ from spmd.base.source import current_source
 HOST_TO_DEVICE, DEVICE_TO_DEVICE, _ = TRANSFERS
 
 
-def is_guarded() -> bool:
-    """Whether there is a move that is not allowed, or is told of."""
-    return (
-        config.transfer_guard_host_to_device != "allow"
-        or config.transfer_guard_device_to_device != "allow"
-    )
-
-
 def tell_of_move(direction: str, what: str, advice: str, explicit: bool = False) -> None:
     """Raise a `DeviceError` for a move in a direction, or print it, as its guard says.
 

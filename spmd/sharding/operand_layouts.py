@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.config import config
 from spmd.base.context import state
 from spmd.base.device import Device, default_device, gpus
 from spmd.base.errors import DeviceError, ShardingError
@@ -20,6 +21,14 @@ from spmd.sharding.named import NamedSharding, SingleDeviceSharding
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 Layouts = tuple[NamedSharding | None, ...]
+
+
+def guards_moves() -> bool:
+    """Whether there are moves of operands that are not allowed, or are told of."""
+    return (
+        config.transfer_guard_host_to_device != "allow"
+        or config.transfer_guard_device_to_device != "allow"
+    )
 
 
 def layouts_of(leaves: Sequence[Any]) -> Layouts | None:

@@ -25,7 +25,7 @@ from spmd.base.device import Device, devices
 from spmd.base.errors import ArgumentError, DeviceError, RefError, ShardingError
 from spmd.base.record import field, record
 from spmd.base.source import current_source
-from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, is_guarded, tell_of_move
+from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, tell_of_move
 from spmd.base.tree import TreeDef, tree_flatten
 from spmd.base.util import MISS, WeakCache, collector_paused, present_as
 from spmd.compile.dispatch.signature import Signature, Split
@@ -62,6 +62,7 @@ from spmd.sharding.named import Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import (
     call_in_scope,
     device_of,
+    guards_moves,
     layouts_of,
     stays_in_scope,
     strays,
@@ -251,7 +252,7 @@ class JitFunction:
             self._check_only(split, args, kwargs)
         if self._out_shardings is not None:
             self._check_meets_results(split, args, kwargs)
-        if is_guarded():
+        if guards_moves():
             self._guard_transfers(split, args, kwargs)
         key = self._key(split, avals)
         entry = self._entries.get(key)
@@ -282,7 +283,7 @@ class JitFunction:
             if not executable.is_map:  # a map looks for them itself, with all ranks
                 check_nans(entry.closed, self._signature.name, split.leaves, outs)
         elif self._home is None and not state.axes and not config.debug_key_reuse:
-            if not is_guarded():  # closures would not tell of moves
+            if not guards_moves():  # closures would not tell of moves
                 self._note(entry, layouts, executable, split)
         for out in outs if self._home is not None else ():
             out._sharding = self._home
@@ -297,7 +298,8 @@ class JitFunction:
         """
         if entry.needed is None:
             entry.needed = dce(entry.closed.jaxpr, [True] * len(entry.closed.out_avals))[1]
-        if all(entry.needed):
+        # Where types say how results lie, arguments tell over which devices.
+        if all(entry.needed) or any(a.sharding is not None for a in entry.closed.out_avals):
             return MISS
         entry, needed = entry.without_unused(), entry.needed
         leaves = list(compress(split.leaves, needed))
@@ -344,7 +346,9 @@ class JitFunction:
     ) -> Executable | MeshProgram:
         started = time.perf_counter()
         with FLIGHT.phase(COMPILING, "compile", self._signature.name):
-            donated = used_donations(entry.closed, entry.donated, self._keep_unused)
+            donated = entry.donated
+            if True in donated:
+                donated = used_donations(entry.closed, donated, self._keep_unused)
             made = select.compile_program(
                 entry.closed,
                 donated,
@@ -352,7 +356,7 @@ class JitFunction:
                 wanted=entry.out_shardings,
                 device=device,
             )
-        if not made.is_map or None not in entry.out_shardings:
+        if True in donated and (not made.is_map or None not in entry.out_shardings):
             rows = zip(entry.closed.in_avals, donated, made.donated, strict=True)
             warn_unusable(self._signature.what, [a for a, given, taken in rows if given > taken])
         if made.is_map and layouts is not None:

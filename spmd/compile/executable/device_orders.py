@@ -53,7 +53,7 @@ def ordered(
         own if own is not None else _said_of(atom, closed.jaxpr)
         for own, atom in zip(asked, closed.jaxpr.outvars, strict=True)
     ]
-    made = tuple([_in_another_order(s, mesh) for s in said])
+    made = tuple([_over_another_grid(s, mesh) for s in said])
     if not any(given) and not any(made):
         return None
     specs = [None if s is None else spec_over(mesh, s) for s in given]
@@ -90,12 +90,13 @@ def _is_other(sharding: NamedSharding, devices: list[Device]) -> bool:
     return not sharding.spec.unreduced and set(mesh.flat_devices()) == set(devices)
 
 
-def _in_another_order(sharding: Sharding | None, mesh: Mesh) -> NamedSharding | None:
-    """The sharding, if it says how devices hold parts of one size in another order."""
+def _over_another_grid(sharding: Sharding | None, mesh: Mesh) -> NamedSharding | None:
+    """The sharding, if it says how devices hold parts of one size in another order or grid."""
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         return None
     spec, own = sharding.spec, sharding.mesh
-    if own.flat_devices() == mesh.flat_devices() or sharding.uneven or spec.unreduced:
+    renamed = own.devices.shape == mesh.devices.shape and own.flat_devices() == mesh.flat_devices()
+    if renamed or sharding.uneven or spec.unreduced:
         return None
     if PartitionSpec.UNCONSTRAINED in spec or set(own.flat_devices()) != set(mesh.flat_devices()):
         return None
