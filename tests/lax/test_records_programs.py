@@ -100,6 +100,8 @@ ELSEWHERE = {
     "shard_alike": "is for meshes: tests/sharding/test_shard_alike.py",
     "reshard": "is for meshes: tests/sharding/test_explicit_types.py",
     "to_auto": "is for meshes: tests/sharding/test_explicit_types.py",
+    "rows_of_all": "is for pmaps over processes: tests/multiprocess/test_partition.py",
+    "own_rows": "is for pmaps over processes: tests/multiprocess/test_partition.py",
     "axis_index": "is for devices: tests/collectives/table.py",
 }
 COLLECTIVES = {

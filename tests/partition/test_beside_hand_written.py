@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,15 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import NamedSharding, P, debug, lax, nn
+from spmd.base.config import config
 from tests.partition.programs import auto_mesh
+
+
+@pytest.fixture(autouse=True)
+def eight_devices() -> Iterator[None]:
+    with config.override("num_cpu_devices", 8):
+        yield
+
 
 LAYERS, WIDTH, HIDDEN, TOKENS, HEADS, BATCH, TIME = 2, 64, 256, 128, 8, 16, 32
 RNG = np.random.default_rng(0)

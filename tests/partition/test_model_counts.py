@@ -6,6 +6,7 @@ Tied embeddings, layer norm, rotary positions, fewer heads of keys than of queri
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,15 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import P, debug, lax, nn
+from spmd.base.config import config
 from tests.partition.programs import auto_mesh
+
+
+@pytest.fixture(autouse=True)
+def eight_devices() -> Iterator[None]:
+    with config.override("num_cpu_devices", 8):
+        yield
+
 
 TOKENS, WIDTH, HEADS, SHARED, SIZE, HIDDEN, LAYERS, BATCH, TIME = 256, 64, 4, 2, 16, 128, 2, 16, 24
 Params = dict[str, Any]

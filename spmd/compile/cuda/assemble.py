@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from spmd.compile.cuda import stream_steps_ir
-from spmd.compile.cuda.driver import CudaError, driver
+from spmd.compile.cuda.driver import CudaError, Driver, driver
 from spmd.compile.cuda.kernel import module_text, render, render_product
 from spmd.compile.cuda.launch import Function, Rendered
 from spmd.compile.cuda.legalise import legalise
@@ -104,14 +104,15 @@ class CudaProgram(NativeProgram):
         self.functions = tuple(builder.functions.values())
         self.staging_bytes = builder.staging_bytes
         self.step_names = tuple(builder.names)
-        self._handles: dict[int, tuple[int, ...]] = {}
+        # By driver and device.
+        self._handles: dict[tuple[Driver, int], tuple[int, ...]] = {}
 
     def record(self, device: int) -> list[int]:
         """The words of a device's record of the program, for one run."""
-        handles = self._handles.get(device)
-        if handles is None:
-            handles = self._handles[device] = self._loaded(device)
         gpu = driver()
+        handles = self._handles.get((gpu, device))
+        if handles is None:
+            handles = self._handles[gpu, device] = self._loaded(device)
         entries = gpu.entries
         words = [0, 0, gpu.context(device), gpu.stream(device)]
         words += [entries.current, entries.launch, entries.copy, entries.wait]
@@ -146,14 +147,16 @@ def images(functions: Sequence[Function], arch: str) -> dict[str, Image]:
     return {f.symbol: _images[arch, f.symbol] for f in functions}
 
 
-_modules: dict[tuple[int, int], tuple[Image, int]] = {}
+# By driver, device and module, which is kept.
+_modules: dict[tuple[Driver, int, int], tuple[Image, int]] = {}
 
 
 def loaded(device: int, image: Image) -> int:
     """The handle of a module on a device."""
-    known = _modules.get((device, id(image)))
+    gpu = driver()
+    known = _modules.get((gpu, device, id(image)))
     if known is None:
-        known = _modules[device, id(image)] = image, driver().load(device, image)
+        known = _modules[gpu, device, id(image)] = image, gpu.load(device, image)
     return known[1]
 
 

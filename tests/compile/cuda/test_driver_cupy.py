@@ -14,7 +14,7 @@ from spmd import lax
 from spmd import numpy as snp
 from spmd.base.config import config
 from spmd.base.errors import CudaError, OutOfMemoryError
-from spmd.compile.cuda import assemble, driver, nvrtc
+from spmd.compile.cuda import assemble, driver
 from spmd.compile.cuda.emulator.driver import EmulatorDriver
 from tests.compile.cuda.standin_cupy import DRIVER, RUNTIME, Standin
 
@@ -31,12 +31,13 @@ def standin(monkeypatch):
     module = importlib.import_module(NAME)
     monkeypatch.setattr(module, "library", made.library)
 
-    def compile_cubin(*given):
-        image = nvrtc.compile_cubin(*given)
-        made.images[image.cubin] = image
-        return image
+    load = assemble.loaded
 
-    monkeypatch.setattr(assemble, "compile_cubin", compile_cubin)
+    def loaded(device, image):
+        made.images[image.cubin] = image
+        return load(device, image)
+
+    monkeypatch.setattr(assemble, "loaded", loaded)
     made.driver = module.CupyDriver()
     yield made
     sys.modules.pop(NAME, None)
