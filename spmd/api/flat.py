@@ -35,7 +35,7 @@ class FlatFunction:
         self.has_aux = has_aux
         self.out_tree: TreeDef | None = None
         self.aux_tree: TreeDef | None = None
-        # What of aux is no array passes by: it is of no concern to any transformation.
+        # Leaves of aux that are no arrays pass by: they concern no transformation.
         self.aux_objects: dict[int, Any] = {}
         self.num_out = 0
 

@@ -1,8 +1,8 @@
 """Assembly for CUDA: a schedule becomes a native program that launches kernels.
 
 The one idea: the executor runs launches as it runs kernels of the CPU, see `stream_steps_ir.py`.
-What the host itself reads or writes (predicates, operands of callbacks and of exchanges) is copied
-to staging memory and back, and the host waits for the stream first.
+The host's own operands (predicates, those of callbacks and of exchanges) are copied to staging
+memory and back, and the host waits for the stream first.
 
 Behind the bases that programs of all platforms have, a frame has two more: the device's record of
 the program, and its staging memory.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from types import TracebackType
+from contextlib import nullcontext
 from typing import Any
 
 from spmd.compile.cuda import stream_steps_ir
@@ -38,7 +38,6 @@ from spmd.compile.lower.steps import (
     Schedule,
     Step,
     While,
-    walk,
 )
 from spmd.compile.native.program.builder import ProgramBuilder
 from spmd.compile.native.program.encode import encoded
@@ -56,22 +55,8 @@ ALIGNMENT = 256
 LAUNCH_NS = 2000.0
 
 
-class CalleeCompiler:
-    """Compiles nothing beforehand: the functions of a program are one module, made at the end."""
-
-    def watch(self, steps: Sequence[Step]) -> None:
-        """Take note of steps as they are written."""
-
-    def __enter__(self) -> CalleeCompiler:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
+# Nothing is compiled while steps are written: the functions of a program are one module at the end.
+CalleeCompiler = nullcontext
 
 
 def assemble(
@@ -79,15 +64,14 @@ def assemble(
     plan: Plan,
     devices: int = 1,
     takes: Mapping[int, int] | None = None,
-    callees: CalleeCompiler | None = None,
+    callees: None = None,
 ) -> CudaProgram:
     """Turn a schedule with planned memory into a program that is ready to run.
 
     The plan's arena grows by the scratch arrays of kernels.
     """
     builder = Builder(schedule, plan)
-    program = builder.program(devices)
-    return CudaProgram(program, builder)
+    return CudaProgram(builder.program(devices), builder)
 
 
 # ---- programs ----------------------------------------------------------------------------------
@@ -325,8 +309,3 @@ def _accesses(step: Any, devices: int) -> tuple[dict[Ref, int], dict[Ref, int]]:
                 writes[step.scratch] = step.rounds.scratch
             return {step.input: given}, writes
     raise AssertionError(step)
-
-
-def host_steps(schedule: Schedule) -> list[str]:
-    """The steps of a program that the host computes, as text."""
-    return [f"{s.name} {s.source}" for s in walk(schedule.steps) if isinstance(s, Host)]

@@ -234,8 +234,7 @@ def _on_gpu(
     program = _on_gpus.get(key)
     if program is None:
         expected = result_avals(prim, [a.strip_sharding() for a in avals], params)
-        closed = _jaxpr_of_one(prim, avals, expected, params)
-        program = _on_gpus[key] = select.compile_program(closed, device=device)
+        program = _on_gpus[key] = _one_equation(prim, avals, expected, params, device=device)
     return program(operands)
 
 
@@ -465,12 +464,13 @@ def _one_equation(
     expected: Sequence[ShapedArray],
     params: dict[str, Any],
     layouts: Layouts | None = None,
+    device: Device | None = None,
 ) -> Executable | MeshProgram:
-    """The executable of a program that is one equation."""
+    """The executable of a program that is one equation; `device` is that of `device_of`."""
     closed = _jaxpr_of_one(prim, avals, expected, params)
-    if layouts is None:
+    if layouts is None and device is None:
         return executable.compile_jaxpr(closed)
-    return select.compile_program(closed, layouts=layouts)
+    return select.compile_program(closed, layouts=layouts, device=device)
 
 
 def _jaxpr_of_one(

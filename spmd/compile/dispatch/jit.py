@@ -269,16 +269,11 @@ class JitFunction:
                 executable = self._compile(entry, layouts, device)
         if config.debug_key_reuse:
             use_inputs(entry.closed, split.leaves, self._signature.what)
+        names = partial(self._signature.leaf_names, args, kwargs)
         if True in executable.donated:
-            names = partial(self._signature.leaf_names, args, kwargs)
             jaxpr = entry.closed.jaxpr
             check_donated(self._signature.what, split.leaves, executable.donated, names, jaxpr)
-        mesh = state.mesh
-        if mesh is None:
-            outs = executable(split.leaves)
-        else:
-            names = partial(self._signature.leaf_names, args, kwargs)
-            outs = call_in_scope(mesh, executable, split.leaves, names, entry.out_shardings)
+        outs = _run(executable, split.leaves, names, entry)
         if config.debug_nans or config.debug_infs:
             if not executable.is_map:  # a map looks for them itself, with all ranks
                 check_nans(entry.closed, self._signature.name, split.leaves, outs)
@@ -310,11 +305,7 @@ class JitFunction:
             return list(compress(self._signature.leaf_names(args, kwargs), needed))
 
         check_donated(self._signature.what, leaves, executable.donated, names)
-        mesh = state.mesh
-        if mesh is None:
-            outs = executable(leaves)
-        else:
-            outs = call_in_scope(mesh, executable, leaves, names, entry.out_shardings)
+        outs = _run(executable, leaves, names, entry)
         for out in outs if self._home is not None else ():
             out._sharding = self._home
         return entry.out_tree.unflatten(outs)
@@ -661,6 +652,18 @@ class JitFunction:
 
     def __repr__(self) -> str:
         return f"<jitted function {self._signature.name} at {self._signature.source}>"
+
+
+def _run(
+    executable: Executable | MeshProgram,
+    leaves: list[Any],
+    names: Callable[[], Sequence[str]],
+    entry: Entry,
+) -> list[Any]:
+    """Run a program on arguments, which `names` names, over the mesh in scope if there is one."""
+    if state.mesh is None:
+        return executable(leaves)
+    return call_in_scope(state.mesh, executable, leaves, names, entry.out_shardings)
 
 
 def _specialised(

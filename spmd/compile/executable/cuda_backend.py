@@ -16,7 +16,7 @@ from spmd.base.device import Device
 from spmd.compile.cuda.assemble import CudaProgram
 from spmd.compile.cuda.driver import Driver, driver
 from spmd.compile.executable.async_operands import deleted
-from spmd.compile.executable.backend import Backend
+from spmd.compile.executable.backend import Backend, pointer
 from spmd.compile.lazy import cuda_assemble
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
@@ -38,7 +38,7 @@ class CudaMemory(DeviceMemory):
     def read(self, aval: ShapedArray) -> np.ndarray:
         out = np.empty(aval.shape, aval.dtype)
         if out.nbytes:
-            self.driver.copy(self.device, _address(out), self.address, out.nbytes)
+            self.driver.copy(self.device, pointer(out), self.address, out.nbytes)
         self.wait()
         out.flags.writeable = False
         return out
@@ -46,7 +46,7 @@ class CudaMemory(DeviceMemory):
     def write(self, value: np.ndarray) -> None:
         """Put the elements of a C-contiguous array here."""
         if value.nbytes:
-            self.driver.copy(self.device, self.address, _address(value), value.nbytes)
+            self.driver.copy(self.device, self.address, pointer(value), value.nbytes)
             self.wait()  # the host may write to its array afterwards
 
     def is_done(self) -> bool:
@@ -59,10 +59,6 @@ class CudaMemory(DeviceMemory):
         address = getattr(self, "address", 0)
         if address and not sys.is_finalizing():
             self.driver.free(self.device, address)
-
-
-def _address(x: np.ndarray) -> int:
-    return x.__array_interface__["data"][0]
 
 
 def _number(device: Device | None) -> int:
@@ -112,7 +108,7 @@ def _run(
     stagings = [gpu.allocate_pinned(size) if size else 0 for _ in numbers]
     try:
         given = zip(frames, records, stagings, strict=True)
-        native.run_frames([[*words, _address(r), staging] for words, r, staging in given])
+        native.run_frames([[*words, pointer(r), staging] for words, r, staging in given])
     finally:
         for number, staging in zip(numbers, stagings, strict=True):
             if staging:
