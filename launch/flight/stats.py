@@ -6,6 +6,7 @@ meeting before (a compile, waiting for data, a part the user named).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -279,7 +280,6 @@ def _rank(timeline: Timeline, flight: Flight) -> RankStats:
     if not spans:
         return found
     found.seconds = (max(r.completed for r in spans) - min(r.enqueued for r in spans)) / 1e9
-    inside = 0.0
     ends: dict[str, int] = {}
     for record in spans:
         kind = record.label.get("kind", "")
@@ -299,9 +299,7 @@ def _rank(timeline: Timeline, flight: Flight) -> RankStats:
         for r in spans
         if not r.is_collective and r.label.get("kind") == "program"
     )
-    waits = sum(r.completed - r.began for r in spans if r.is_wait) / 1e9
-    found.waiting += waits
-    inside += waits
+    inside = found.waiting = sum(r.completed - r.began for r in spans if r.is_wait) / 1e9
     for meeting in timeline.meetings:
         if flight.rank not in meeting.left or meeting.record.is_overlapped:
             continue
@@ -317,14 +315,8 @@ def _rank(timeline: Timeline, flight: Flight) -> RankStats:
 
 
 def _is_inside(record: Record, spans: list[tuple[int, int]]) -> bool:
-    low, high = 0, len(spans)
-    while low < high:
-        middle = (low + high) // 2
-        if spans[middle][0] <= record.enqueued:
-            low = middle + 1
-        else:
-            high = middle
-    return any(end >= record.completed for _, end in spans[max(low - 3, 0) : low])
+    begun = bisect_right(spans, record.enqueued, key=lambda span: span[0])
+    return any(end >= record.completed for _, end in spans[max(begun - 3, 0) : begun])
 
 
 class _Before:
@@ -387,8 +379,7 @@ def reason_name(record: Record) -> str:
 def _headline(timeline: Timeline, late: tuple[Late, ...]) -> str:
     ranks = len(timeline.ranks)
     meetings = sum(m.record.label.get("kind") != CLOCK for m in timeline.meetings)
-    said = f"{ranks} rank{'s' if ranks > 1 else ''}, {duration(timeline.seconds)}, {meetings} "
-    said += "collectives"
+    said = f"{ranks} rank{'s' * (ranks > 1)}, {duration(timeline.seconds)}, {meetings} collectives"
     by_rank: dict[int, float] = {}
     for entry in late:
         by_rank[entry.rank] = by_rank.get(entry.rank, 0.0) + entry.cost

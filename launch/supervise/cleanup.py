@@ -6,6 +6,7 @@ Only files of this user, made since the job began, which no process has open or 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ _OURS = re.compile(r"(mpich_shm_|sm_segment\.|vader_segment\.|spmd-\d)")
 
 def sweep(since: float) -> list[str]:
     """Remove leftovers with a change time (seconds since the epoch) after `since`."""
-    left = [path for path in FOLDER.glob("*") if _OURS.match(path.name) and _is_new(path, since)]
+    left = [path for path in FOLDER.glob("*") if _OURS.match(path.name) and _changed(path) >= since]
     if not left:
         return []
     # Listed before: a file made after this point is not in `left`.
@@ -42,7 +43,9 @@ def sweep_flights() -> list[str]:
     was started from another host; one that is young may belong to a job that is just starting.
     """
     before = time.time() - YOUNG_SECONDS
-    left = [path for path in FOLDER.glob(f"{FLIGHTS}*") if path.is_dir() and _is_old(path, before)]
+    left = [
+        path for path in FOLDER.glob(f"{FLIGHTS}*") if path.is_dir() and _changed(path) < before
+    ]
     used = {os.path.dirname(name) for name in _in_use()} if left else set()
     removed = [str(path) for path in left if str(path) not in used]
     for path in removed:
@@ -50,20 +53,13 @@ def sweep_flights() -> list[str]:
     return removed
 
 
-def _is_old(path: Path, before: float) -> bool:
+def _changed(path: Path) -> float:
+    """The change time of a file of this user; else NaN: neither before nor after any time."""
     try:
         state = path.stat()
     except OSError:
-        return False
-    return state.st_uid == os.getuid() and state.st_ctime < before
-
-
-def _is_new(path: Path, since: float) -> bool:
-    try:
-        state = path.stat()
-    except OSError:
-        return False
-    return state.st_uid == os.getuid() and state.st_ctime >= since
+        return math.nan
+    return state.st_ctime if state.st_uid == os.getuid() else math.nan
 
 
 def _in_use() -> Iterator[str]:

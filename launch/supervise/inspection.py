@@ -27,7 +27,6 @@ SECONDS_FOR_PY_SPY = 10.0
 
 # The first words of a flight page (spmd/transport/flight_recorder.py).
 PAGE = struct.Struct("<13q")
-PAGE_BYTES = 4096
 PID, BEGUN, STATE, PHASE, SINCE, CALLED, STEP, LOST = 2, 5, 6, 7, 8, 9, 10, 12
 
 # Larger sources are not read to find the name of a method.
@@ -80,7 +79,9 @@ class Subject:
         found = {
             "pid": self.pid,
             "state": status.get("State", "?")[:1],
-            "tracer": f"{_name(tracer)} (process {tracer})" if tracer else "",
+            "tracer": f"{_text(f'/proc/{tracer}/comm') or 'a debugger'} (process {tracer})"
+            if tracer
+            else "",
             "kernel": _waits_in(self.pid),
             "busy": round(self.busy, 3),
             "stack": [],
@@ -120,41 +121,32 @@ def described(page: tuple[int, ...]) -> dict:
 # ---- the kernel's view ---------------------------------------------------------------------------
 
 
+def _text(path: str | Path) -> str:
+    """The text of one of the kernel's files; empty where there is none to read."""
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def _status(pid: int) -> dict[str, str]:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return "a debugger"
+    words = (line.partition(":") for line in _text(f"/proc/{pid}/status").splitlines())
+    return {name: value.strip() for name, _, value in words}
 
 
 def _waits_in(pid: int) -> str:
     """The kernel function in which its main thread sleeps, as far as the kernel tells."""
-    try:
-        where = Path(f"/proc/{pid}/wchan").read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    where = _text(f"/proc/{pid}/wchan")
     if where not in ("", "0"):
         return where
-    try:
-        top = Path(f"/proc/{pid}/stack").read_text(errors="replace").splitlines()[0]
-    except (OSError, IndexError):
-        return ""
+    top = _text(f"/proc/{pid}/stack").partition("\n")[0]
     return top.split("] ")[-1].partition("+")[0]
 
 
 def cpu_seconds(pid: int) -> float:
     """CPU time that a process has used so far; 0 if it is gone."""
-    try:
-        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
+    words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if not words:
         return 0.0
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -172,27 +164,16 @@ def ended_by_kernel(pid: int, kills_before: int) -> str:
 
 def out_of_memory_kills() -> int:
     """How often the kernel has killed for memory in this process's memory group."""
-    try:
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return 0
     kills = 0
-    for line in groups:
+    for line in _text("/proc/self/cgroup").splitlines():
         _, kinds, path = line.split(":", 2)
         root = "memory" if "memory" in kinds.split(",") else "" if not kinds else None
         if root is None:
             continue
         file = "memory.oom_control" if root else "memory.events"
-        for folder in (
-            Path("/sys/fs/cgroup", root, path.lstrip("/")),
-            Path("/sys/fs/cgroup", root),
-        ):
-            try:
-                text = (folder / file).read_text()
-            except OSError:
-                continue
-            kills += sum(int(n) for n in re.findall(r"^oom_kill (\d+)", text, re.M))
-            break
+        within = Path("/sys/fs/cgroup", root)
+        text = _text(within / path.lstrip("/") / file) or _text(within / file)
+        kills += sum(int(n) for n in re.findall(r"^oom_kill (\d+)", text, re.M))
     return kills
 
 

@@ -49,11 +49,6 @@ def in_program(frames: Frames) -> bool:
     return bool(frames) and frames[0][0].startswith(runtime)
 
 
-def short_source(source: str) -> str:
-    """`/home/me/train.py:88` as `train.py:88`."""
-    return os.path.basename(source)
-
-
 def rank_text(ranks: Iterable[int]) -> str:
     """`rank 3`, or `ranks 0, 2, 3`, shortened where they are many."""
     numbers = sorted(ranks)

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 
 from .inspection import LOST, STACK_SIGNAL, Subject, ended_by_kernel, out_of_memory_kills
 
@@ -54,6 +55,18 @@ _PR_SET_PDEATHSIG = 1
 def frame(kind: bytes, payload: bytes) -> bytes:
     """One message to spmdrun."""
     return HEADER.pack(kind, len(payload)) + payload
+
+
+def take_frames(buffer: bytearray) -> Iterator[tuple[bytes, bytes]]:
+    """Take the whole messages out of the bytes that have come so far."""
+    while len(buffer) >= HEADER.size:
+        kind, length = HEADER.unpack_from(buffer)
+        end = HEADER.size + length
+        if len(buffer) < end:
+            return
+        payload = bytes(buffer[HEADER.size : end])
+        del buffer[:end]
+        yield kind, payload
 
 
 def place(environ: dict[str, str]) -> tuple[int, int, int]:
@@ -257,12 +270,7 @@ class Guard:
         self.heard += data
         if not data:
             self.stop(program, signal.SIGTERM)
-        while len(self.heard) >= HEADER.size:
-            kind, length = HEADER.unpack_from(self.heard)
-            if len(self.heard) < HEADER.size + length:
-                return
-            payload = bytes(self.heard[HEADER.size : HEADER.size + length])
-            del self.heard[: HEADER.size + length]
+        for kind, payload in take_frames(self.heard):
             if kind == END:
                 self.stop(program, int(payload))
             elif kind == SIGNAL and program.poll() is None:

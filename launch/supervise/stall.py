@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .locations import in_program, loads_data, place_of, rank_text, short_source
-
-RUNNING, RAISED, LEFT = range(3)
-HOST, TRACING, COMPILING, PROGRAM, COLLECTIVE, DATA, BREAKPOINT = range(7)
+from ..flight.file import BREAKPOINT, COMPILING, DATA, HOST, LEFT, PROGRAM, RAISED, TRACING, short
+from .locations import in_program, loads_data, place_of, rank_text
 
 # A rank that used less of a core than this does not compute.
 IDLE = 0.05
@@ -37,7 +35,7 @@ class Call:
     @property
     def place(self) -> str:
         """`psum train.py:88`."""
-        return f"{self.op} {short_source(self.source)}".strip()
+        return f"{self.op} {short(self.source)}".strip()
 
     @property
     def key(self) -> tuple[int, int, str, str]:

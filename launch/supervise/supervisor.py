@@ -22,6 +22,7 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..flight.file import BREAKPOINT, COLLECTIVE
 from ..flight.timeline import merge_if_wanted
 from ..options import Options
 from ..pipes import NO_READER
@@ -36,7 +37,6 @@ from .rank import (
     END,
     EXIT,
     FLIGHT,
-    HEADER,
     HELLO,
     LOOK,
     PULSE,
@@ -45,8 +45,9 @@ from .rank import (
     STDIN,
     STDOUT,
     frame,
+    take_frames,
 )
-from .stall import BREAKPOINT, COLLECTIVE, FINISHED, Call, Verdict, View
+from .stall import FINISHED, Call, Verdict, View
 from .watchdog import Watch
 
 TIMED_OUT = 124
@@ -260,12 +261,7 @@ class Supervisor:
                 self.drop(link)
                 return
             link.trusted, link.buffer = True, rest
-        while len(link.buffer) >= HEADER.size:
-            kind, length = HEADER.unpack_from(link.buffer)
-            if len(link.buffer) < HEADER.size + length:
-                return
-            payload = bytes(link.buffer[HEADER.size : HEADER.size + length])
-            del link.buffer[: HEADER.size + length]
+        for kind, payload in take_frames(link.buffer):
             self.handle(link, kind, payload)
 
     def handle(self, link: Link, kind: bytes, payload: bytes) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from .stall import BREAKPOINT, COLLECTIVE, COMPILING, PROGRAM, TRACING, Verdict, View, explain
+from ..flight.file import BREAKPOINT, COLLECTIVE, COMPILING, PROGRAM, TRACING
+from .stall import Verdict, View, explain
 
 LONGEST_BEFORE_WARNING = 30.0
 # For the guards to look closer: a signal and its answer, or py-spy.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.supervise.stall import (
+from launch.flight.file import (
     BREAKPOINT,
     COLLECTIVE,
     COMPILING,
@@ -14,10 +14,8 @@ from launch.supervise.stall import (
     PROGRAM,
     RAISED,
     TRACING,
-    Call,
-    View,
-    explain,
 )
+from launch.supervise.stall import Call, View, explain
 from launch.supervise.watchdog import Watch
 
 PSUM = Call("psum", "/home/me/train.py:88", 0, 41, (0, 1, 2), "float32[8] over data")
