@@ -133,12 +133,11 @@ class Loader:
         define one symbol in the same call are a ValueError.
         """
         batch = Batch(self, streams=False)
-        with self._lock:
-            for text in texts:
-                batch.add(text, optimize=optimize)
-            for text in optimized:
-                batch.add(text, optimize=True)
-            return batch.finish()
+        for text in texts:
+            batch.add(text, optimize=optimize)
+        for text in optimized:
+            batch.add(text, optimize=True)
+        return batch.finish()
 
     def store_texts(self, texts: Sequence[str], *, optimize: bool = False) -> None:
         """Put the code of texts on the disk, for later: each by itself, and none is loaded.
@@ -467,14 +466,15 @@ class Batch:
     def finish(self) -> dict[str, Address]:
         """The addresses of all symbols that the texts define."""
         loader = self._loader
+        missing = [t for t in self._stream.open if self._new[t] not in loader._texts]
+        groups = sharing.into_units(missing, available_cores())
+        # LLVM works without the lock: a call never waits for what another thread compiles.
+        codes = self._team.finish(groups)
         with loader._lock:
-            # Another thread may have loaded some of them by now.
-            missing = [t for t in self._stream.open if self._new[t] not in loader._texts]
-            groups = sharing.into_units(missing, available_cores())
-            codes = self._team.finish(groups)
             for sources, unit in loader._kept([*self._begun, *groups], codes, self._new):
                 self._units[unit.key] = unit
                 self._home |= dict.fromkeys(sources, unit.key)
+            # Another thread may have loaded some of them by now.
             fresh = {t: key for t, key in self._new.items() if key not in loader._texts}
             if fresh:
                 loader._load(fresh, self._home, self._units)

@@ -16,7 +16,7 @@ from spmd.compile.native.llvm.compiler import Host, Loader, Written, compile_tex
 from spmd.compile.native.llvm.function_builder import Function
 from spmd.compile.native.llvm.modules import CONTROL
 from spmd.compile.native.llvm.object_cache import ObjectCache
-from tests.compile.native.llvm.emissions import note_emissions, refuse_emissions
+from tests.compile.native.llvm.emissions import note_emissions, refuse_emissions, replace_emit
 
 
 def constant(name: str, number: int) -> str:
@@ -72,6 +72,32 @@ def test_threads_compile_side_by_side(folder):
     for thread in threads:
         thread.join(60)
     assert results == {f"t{s}_{i}": s * 100 + i for s in range(4) for i in range(10)}
+
+
+def test_a_call_does_not_wait_for_what_another_thread_compiles(folder, monkeypatch):
+    loader, begun, may_end = Loader(), threading.Event(), threading.Event()
+
+    def change(emit):
+        def slow(sources):
+            if any("slow" in text for text, _ in sources):
+                begun.set()
+                assert may_end.wait(60)
+            return emit(sources)
+
+        return slow
+
+    replace_emit(monkeypatch, change)
+    found = {}
+    thread = threading.Thread(
+        target=lambda: found.update(loader.compile_texts([constant("slow", 1), constant("own", 2)]))
+    )
+    thread.start()
+    assert begun.wait(60)
+    assert call(loader.compile_texts([constant("quick", 3)])["quick"]) == 3
+    own = loader.compile_texts([constant("own", 2)])["own"]
+    may_end.set()
+    thread.join()
+    assert [call(found[name]) for name in ("slow", "own")] == [1, 2] and call(own) == 2
 
 
 def test_private_symbols_are_not_global(folder):
