@@ -5,20 +5,24 @@ code reads like the C it stands for. A few LLVM passes (`compile_texts(..., opti
 the slots into registers. It serves the runtime: pool, executor, matrix products. Kernels have
 their own emitter, which needs no passes.
 
-    f = Function("sum", "i64", ["ptr", "i64"])
-    data, count = f.params
-    total = f.var("i64", 0)
-    with f.range(0, count) as i:
-        total.set(total.get() + f.load("i64", data, i * 8))
-    f.ret(total.get())
+    @define("sum", "i64")
+    def sum_of(f: Function, data: Ptr, count: I64) -> None:
+        total = f.var("i64", 0)
+        with f.range(0, count) as i:
+            total.set(total.get() + f.load("i64", data, i * 8))
+        f.ret(total.get())
+
+    text = sum_of().text()
 
 All integer arithmetic is signed and wraps. Addresses are plain `ptr` with byte offsets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 from spmd.compile.native.llvm.vector_emitter import float_literal
 
@@ -448,3 +452,34 @@ def _constant(type: str, number: int | float) -> str:
     if type in ("float", "double"):
         return float_literal(number, type)
     return str(int(number))
+
+
+# The types of a native function's parameters, as annotations; `I64` is the type `i64`.
+Ptr: TypeAlias = Value
+I64: TypeAlias = Value
+I32: TypeAlias = Value
+_PARAMETER_TYPES = frozenset(("Ptr", "I64", "I32"))
+
+
+def define(
+    name: str, returns: str, *, exported: bool = False, attributes: str = "nounwind"
+) -> Callable[[Callable[..., None]], Callable[..., Function]]:
+    """A decorator: makes the writer of a body into a maker of the whole native function.
+
+    The writer is called with the function, its parameters, whose types are their annotations, and
+    the arguments of the maker. Its module has `from __future__ import annotations`.
+    """
+
+    def decorate(write: Callable[..., None]) -> Callable[..., Function]:
+        annotations = write.__annotations__.values()
+        params = [t.lower() for t in annotations if t in _PARAMETER_TYPES]
+
+        @functools.wraps(write)
+        def make(*settings: Any) -> Function:
+            f = Function(name, returns, params, internal=not exported, attributes=attributes)
+            write(f, *f.params, *settings)
+            return f
+
+        return make
+
+    return decorate

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from spmd.compile.native.cpython.ir.calls import call_python
 from spmd.compile.native.cpython.object_layout import Layout
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import Function, Ptr, Value, define
 
 # What `spmd_block_setup` notes: the function for a block of a class whose list is empty, that for
 # memory whose list is full, the type of blocks, None.
@@ -30,10 +30,9 @@ def _noted(f: Function, place: int) -> Value:
     return f.load("ptr", f.symbol("block_words"), place)
 
 
-def _make_block(layout: Layout) -> Function:
+@define("make_block", "ptr")
+def _make_block(f: Function, home: Ptr, layout: Layout) -> None:
     """make_block(home): a block of a size class, or null."""
-    f = Function("make_block", "ptr", ["ptr"], internal=True)
-    (home,) = f.params
     # First the object: making it may collect garbage, and that change the list.
     block = f.call("PyType_GenericAlloc", "ptr", _noted(f, _BLOCK), f.value("i64", 0))
     with f.if_(block.equals(0)):
@@ -53,13 +52,11 @@ def _make_block(layout: Layout) -> Function:
     f.store(address, block, layout.block_address)
     f.store(home, block, layout.block_home)
     f.ret(block)
-    return f
 
 
-def _delete(layout: Layout) -> Function:
+@define("spmd_block_del", "ptr", exported=True)
+def _delete(f: Function, block: Ptr, _: Ptr, layout: Layout) -> None:
     """spmd_block_del(block, null): the method `__del__` of blocks."""
-    f = Function("spmd_block_del", "ptr", ["ptr", "ptr"])
-    block, _ = f.params
     none = _noted(f, _NONE)
     home = f.load("ptr", block, layout.block_home)
     address = f.load("ptr", block, layout.block_address)
@@ -77,12 +74,9 @@ def _delete(layout: Layout) -> Function:
     with f.if_(result.get().differs(none)):
         f.call("Py_DecRef", "void", none)
     f.ret(result.get())
-    return f
 
 
-def _setup() -> Function:
+@define("spmd_block_setup", "void", exported=True)
+def _setup(f: Function, words: Ptr) -> None:
     """spmd_block_setup(words): note what the others call."""
-    f = Function("spmd_block_setup", "void", ["ptr"])
-    (words,) = f.params
     f.call("memcpy", "ptr", f.symbol("block_words"), words, f.value("i64", 32))
-    return f

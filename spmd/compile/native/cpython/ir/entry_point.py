@@ -51,7 +51,7 @@ from spmd.compile.native.cpython.ir.entry_trees import (
     spread_functions,
 )
 from spmd.compile.native.cpython.object_layout import DIGIT_BITS, Layout
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import I64, Function, Ptr, Value, define
 from spmd.compile.native.program import run_layout
 
 # `Py_buffer` as the stable ABI fixes it, with room to spare; its first field is the address.
@@ -98,13 +98,11 @@ def entry_point_source(layout: Layout) -> str:
     )
 
 
-def _release() -> Function:
+@define("release_views", "void")
+def _release(f: Function, views: Ptr, taken: I64) -> None:
     """release_views(views, taken): give back the buffers that were taken."""
-    f = Function("release_views", "void", ["ptr", "i64"], internal=True)
-    views, taken = f.params
     with f.range(0, taken) as i:
         f.call("PyBuffer_Release", "void", f.at(views, i * VIEW_BYTES))
-    return f
 
 
 def _address(layout: Layout) -> Function:
@@ -122,14 +120,15 @@ def _address(layout: Layout) -> Function:
     return f
 
 
-def _read(layout: Layout) -> Function:
+@define("read_operand", "i64")
+def _read(
+    f: Function, fields: Ptr, entry: Ptr, operand: Ptr, cell: Ptr, view: Ptr, layout: Layout
+) -> None:
     """read_operand(fields, entry, object, cell, view): the address of an operand, or 0 or -1.
 
     Numbers are written to `cell`; `view` is filled by a buffer. Without an address a Python error
     may be set.
     """
-    f = Function("read_operand", "i64", ["ptr"] * 5, internal=True)
-    fields, entry, operand, cell, view = f.params
     kind, expected = f.load("i64", entry), f.load("ptr", entry, 16)
     here = f.convert("ptrtoint", cell, "i64")
     kind_of = f.load("ptr", operand, layout.type)
@@ -175,16 +174,23 @@ def _read(layout: Layout) -> Function:
     f.store(whole, cell)
     narrow = f.convert("sext", f.convert("trunc", whole, "i32"), "i64")
     f.ret(f.select(kind.equals(I32) & narrow.differs(whole), f.value("i64", 0), here))
-    return f
 
 
 # ---- results -----------------------------------------------------------------------------------
 
 
-def _make(layout: Layout) -> Function:
+@define("make_array", "ptr")
+def _make(
+    f: Function,
+    kind: Ptr,
+    none: Ptr,
+    aval: Ptr,
+    owner: Ptr,
+    address: I64,
+    sharding: Ptr,
+    layout: Layout,
+) -> None:
     """make_array(type, none, aval, owner, address, sharding): a new array, or null."""
-    f = Function("make_array", "ptr", ["ptr"] * 4 + ["i64", "ptr"], internal=True)
-    kind, none, aval, owner, address, sharding = f.params
     out = f.call("PyType_GenericAlloc", "ptr", kind, f.value("i64", 0))
     with f.if_(out.equals(0)):
         f.ret(f.null())
@@ -204,13 +210,13 @@ def _make(layout: Layout) -> Function:
         f.call("Py_IncRef", "void", value)
         f.store(value, out, offset)
     f.ret(out)
-    return f
 
 
-def _make_blocks(layout: Layout) -> Function:
+@define("make_blocks", "i64")
+def _make_blocks(
+    f: Function, entries: Ptr, count: I64, blocks: Ptr, frames: Ptr, layout: Layout
+) -> None:
     """make_blocks(entries, count, blocks, frames): 1 if all blocks were made, else 0."""
-    f = Function("make_blocks", "i64", ["ptr", "i64", "ptr", "ptr"], internal=True)
-    entries, count, blocks, frames = f.params
     with f.range(0, count) as i:
         entry = f.at(entries, i * _BLOCK_BYTES)
         block = f.call("make_block", "ptr", f.load("ptr", entry))
@@ -221,7 +227,6 @@ def _make_blocks(layout: Layout) -> Function:
         address = f.call("address_of", "i64", f.load("ptr", block, layout.block_address))
         f.store(address, frames, f.load("i64", entry, 8) * 8)
     f.ret(1)
-    return f
 
 
 # What `make_next` is handed: the entry point, the entry of the next result, the frames, the
@@ -229,10 +234,9 @@ def _make_blocks(layout: Layout) -> Function:
 _FIELDS, _ENTRY, _FRAMES, _GIVEN, _SLAB, _MADE = range(0, 48, 8)
 
 
-def _make_next(layout: Layout) -> Function:
+@define("make_next", "ptr")
+def _make_next(f: Function, state: Ptr, layout: Layout) -> None:
     """make_next(state): the next result, or null."""
-    f = Function("make_next", "ptr", ["ptr"], internal=True)
-    (state,) = f.params
     fields, entry = f.load("ptr", state, _FIELDS), f.load("ptr", state, _ENTRY)
     operands = f.load("ptr", state, _GIVEN)
     f.store(f.at(entry, _RESULT_BYTES), state, _ENTRY)
@@ -250,7 +254,6 @@ def _make_next(layout: Layout) -> Function:
     address = f.load("i64", f.load("ptr", state, _FRAMES), f.load("i64", entry) * 8)
     aval, sharding = f.load("ptr", entry, 16), f.load("ptr", entry, 24)
     f.ret(f.call("make_array", "ptr", kind, none, aval, owner.get(), address, sharding))
-    return f
 
 
 # ---- the entry point -----------------------------------------------------------------------------
@@ -263,14 +266,13 @@ def _ret_miss(f: Function, fields: Value) -> None:
     f.ret(miss)
 
 
-def _entry_point() -> Function:
+@define("spmd_entry_point", "ptr", exported=True)
+def _entry_point(f: Function, me: Ptr, args: Ptr, given: I64) -> None:
     """spmd_entry_point(self, args, count): find the operands, and run.
 
     An entry point with trees is called like the matchers of jitted functions, with a tuple of
     positional and a dict of keyword arguments.
     """
-    f = Function("spmd_entry_point", "ptr", ["ptr", "ptr", "i64"])
-    me, args, given = f.params
     fields = f.call(
         "PyBytes_AsString", "ptr", f.call("PyTuple_GetItem", "ptr", me, f.value("i64", 0))
     )
@@ -293,13 +295,11 @@ def _entry_point() -> Function:
     with f.if_(given.differs(count)):
         _ret_miss(f, fields)
     f.ret(f.call("run_entry_point", "ptr", fields, args))
-    return f
 
 
-def _run_entry_point() -> Function:
+@define("run_entry_point", "ptr")
+def _run_entry_point(f: Function, fields: Ptr, operands: Ptr) -> None:
     """run_entry_point(fields, operands): fill the frames, run, make the results."""
-    f = Function("run_entry_point", "ptr", ["ptr", "ptr"], internal=True)
-    fields, operands = f.params
 
     def word(index: int, type: str = "i64") -> Value:
         return f.load(type, fields, 8 * index)
@@ -364,7 +364,6 @@ def _run_entry_point() -> Function:
     with f.if_(slab.get().differs(0)):
         f.call("Py_DecRef", "void", slab.get())  # the results hold it
     f.ret(out)
-    return f
 
 
 def _gathered(

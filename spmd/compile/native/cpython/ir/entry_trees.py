@@ -22,7 +22,7 @@ from spmd.compile.native.cpython.entry_layout import (
 )
 from spmd.compile.native.cpython.ir.sequences import call_of_sequence, ret_null_if, ret_sequence
 from spmd.compile.native.cpython.object_layout import Layout
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import I64, Function, Ptr, Value, define
 
 TREE_DECLARATIONS = """
 declare i64 @PyList_Size(ptr)
@@ -45,23 +45,22 @@ def spread_functions(layout: Layout) -> list[Function]:
     return [_release(), _spread_sequence(), _spread_dict(), _spread_node(layout)]
 
 
-def _release() -> Function:
+@define("release_objects", "void")
+def _release(f: Function, objects: Ptr, count: I64) -> None:
     """release_objects(objects, count): let go of operands, or of blocks, which the results hold."""
-    f = Function("release_objects", "void", ["ptr", "i64"], internal=True)
-    objects, count = f.params
     with f.range(0, count) as i:
         f.call("Py_DecRef", "void", f.load("ptr", objects, i * 8))
-    return f
 
 
 # Each of the following takes the address of a word with the next node, the operands, the address of
 # a word with their number so far, and an object. It gives 1 if the object fits.
 
 
-def _spread_sequence() -> Function:
+@define("spread_sequence", "i64")
+def _spread_sequence(
+    f: Function, nodes: Ptr, operands: Ptr, place: Ptr, x: Ptr, op: I64, count: I64
+) -> None:
     """spread_sequence(nodes, operands, place, x, op, count): a tuple or a list."""
-    f = Function("spread_sequence", "i64", ["ptr"] * 4 + ["i64"] * 2, internal=True)
-    nodes, operands, place, x, op, count = f.params
     is_list = op.equals(IS_LIST)
     with f.if_(call_of_sequence(f, is_list, "Size", "i64", x).differs(count)):
         f.ret(0)
@@ -73,16 +72,16 @@ def _spread_sequence() -> Function:
         with f.if_(fits.equals(0)):
             f.ret(0)
     f.ret(1)
-    return f
 
 
-def _spread_dict() -> Function:
+@define("spread_dict", "i64")
+def _spread_dict(
+    f: Function, nodes: Ptr, operands: Ptr, place: Ptr, x: Ptr, keys: Ptr, count: I64
+) -> None:
     """spread_dict(nodes, operands, place, x, keys, count): a dict, in the order of sorted keys.
 
     A dict that was made by an entry point has that order itself, so that nothing is looked up.
     """
-    f = Function("spread_dict", "i64", ["ptr"] * 5 + ["i64"], internal=True)
-    nodes, operands, place, x, keys, count = f.params
     with f.if_(f.call("PyDict_Size", "i64", x).differs(count)):
         f.ret(0)
     cursor, found, value = f.var("i64", 0), f.var("ptr", 0), f.var("ptr", 0)
@@ -97,16 +96,16 @@ def _spread_dict() -> Function:
         with f.if_(fits.equals(0)):
             f.ret(0)
     f.ret(1)
-    return f
 
 
-def _spread_node(layout: Layout) -> Function:
+@define("spread_node", "i64")
+def _spread_node(
+    f: Function, nodes: Ptr, operands: Ptr, place: Ptr, x: Ptr, layout: Layout
+) -> None:
     """spread_node(nodes, operands, place, x): the operands in `x`, which are held from now on.
 
     Other threads, and the classes of keys, may change containers while the program runs.
     """
-    f = Function("spread_node", "i64", ["ptr"] * 4, internal=True)
-    nodes, operands, place, x = f.params
     node = f.load("ptr", nodes)
     f.store(f.at(node, NODE_BYTES), nodes)
     op, count = f.load("i64", node, NODE_OP), f.load("i64", node, NODE_COUNT)
@@ -128,7 +127,6 @@ def _spread_node(layout: Layout) -> Function:
         f.call("Py_DecRef", "void", x)
         f.ret(fits)
     f.ret(f.call("spread_sequence", "i64", nodes, operands, place, x, op, count))
-    return f
 
 
 # ---- results -----------------------------------------------------------------------------------
@@ -143,22 +141,19 @@ def gather_functions() -> list[Function]:
 # gives a new object, or null.
 
 
-def _gather_sequence() -> Function:
+@define("gather_sequence", "ptr")
+def _gather_sequence(f: Function, nodes: Ptr, state: Ptr, op: I64, count: I64) -> None:
     """gather_sequence(nodes, state, op, count): a tuple or a list."""
-    f = Function("gather_sequence", "ptr", ["ptr"] * 2 + ["i64"] * 2, internal=True)
-    nodes, state, op, count = f.params
 
     def make_item(_: Value) -> Value:
         return f.call("gather_node", "ptr", nodes, state)
 
     ret_sequence(f, op.equals(IS_LIST), count, make_item)
-    return f
 
 
-def _gather_dict() -> Function:
+@define("gather_dict", "ptr")
+def _gather_dict(f: Function, nodes: Ptr, state: Ptr, keys: Ptr, template: Ptr, count: I64) -> None:
     """gather_dict(nodes, state, keys, template, count): a dict."""
-    f = Function("gather_dict", "ptr", ["ptr"] * 4 + ["i64"], internal=True)
-    nodes, state, keys, template, count = f.params
     out = f.call("PyDict_Copy", "ptr", template)
     ret_null_if(f, out.equals(0))
     with f.range(0, count) as i:
@@ -169,13 +164,11 @@ def _gather_dict() -> Function:
         f.call("Py_DecRef", "void", item)
         ret_null_if(f, failed, out)
     f.ret(out)
-    return f
 
 
-def _gather_node() -> Function:
+@define("gather_node", "ptr")
+def _gather_node(f: Function, nodes: Ptr, state: Ptr) -> None:
     """gather_node(nodes, state): the tree of the next results."""
-    f = Function("gather_node", "ptr", ["ptr"] * 2, internal=True)
-    nodes, state = f.params
     node = f.load("ptr", nodes)
     f.store(f.at(node, NODE_BYTES), nodes)
     op, count = f.load("i64", node, NODE_OP), f.load("i64", node, NODE_COUNT)
@@ -194,4 +187,3 @@ def _gather_node() -> Function:
     out = f.call("PyObject_CallObject", "ptr", f.load("ptr", node, NODE_CLASS), items)
     f.call("Py_DecRef", "void", items)
     f.ret(out)
-    return f

@@ -14,7 +14,7 @@ from __future__ import annotations
 from spmd.compile.native.cpython.ir.calls import call_python, error, held
 from spmd.compile.native.cpython.ir.sequences import call_of_sequence, ret_null_if
 from spmd.compile.native.cpython.object_layout import Layout, TreeLayout
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import I64, Function, Ptr, Value, define
 
 # The words of a walk: Python's own types; `None`, the registry of containers and the named tuples
 # in it; the structures of a leaf and of None and their type; the type of types; the functions that
@@ -102,10 +102,11 @@ def word(f: Function, words: Value, index: int) -> Value:
 # the registry is asked once.
 
 
-def _make_tree(tree: TreeLayout) -> Function:
+@define("make_tree", "ptr")
+def _make_tree(
+    f: Function, words: Ptr, kind: Ptr, aux: Ptr, children: Ptr, leaves: I64, tree: TreeLayout
+) -> None:
     """make_tree(words, kind, aux, children, leaves): a TreeDef, or null; takes over `children`."""
-    f = Function("make_tree", "ptr", ["ptr"] * 4 + ["i64"], internal=True)
-    words, kind, aux, children, leaves = f.params
     number = f.call("PyLong_FromLongLong", "ptr", leaves)
     ret_null_if(f, number.equals(0), children)
     out = f.call("PyType_GenericAlloc", "ptr", word(f, words, TREE_TYPE), f.value("i64", 0))
@@ -116,13 +117,11 @@ def _make_tree(tree: TreeLayout) -> Function:
     f.store(children, out, tree.children)
     f.store(number, out, tree.num_leaves)
     f.ret(out)
-    return f
 
 
-def _is_leaf(layout: Layout) -> Function:
+@define("is_leaf", "i64")
+def _is_leaf(f: Function, words: Ptr, last: Ptr, x: Ptr, layout: Layout) -> None:
     """is_leaf(words, last, x): 1 for a leaf, 0 for a named tuple, 2 for other containers, or -1."""
-    f = Function("is_leaf", "i64", ["ptr"] * 3, internal=True)
-    words, last, x = f.params
     kind = f.load("ptr", x, layout.type)
     with f.if_(kind.equals(f.load("ptr", last))):
         f.ret(1)
@@ -139,13 +138,13 @@ def _is_leaf(layout: Layout) -> Function:
         with f.if_(named.differs(0)):
             f.ret(0)
     f.ret(2)
-    return f
 
 
-def _flatten_sequence() -> Function:
+@define("flatten_sequence", "ptr")
+def _flatten_sequence(
+    f: Function, words: Ptr, last: Ptr, leaves: Ptr, x: Ptr, kind: Ptr, is_list: I64
+) -> None:
     """flatten_sequence(words, last, leaves, x, kind, is_list): the TreeDef of the items."""
-    f = Function("flatten_sequence", "ptr", ["ptr"] * 5 + ["i64"], internal=True)
-    words, last, leaves, x, kind, is_list = f.params
     listed = is_list.differs(0)
     count = call_of_sequence(f, listed, "Size", "i64", x)
     children = f.call("PyTuple_New", "ptr", count)
@@ -157,7 +156,6 @@ def _flatten_sequence() -> Function:
         _put_child(f, words, last, leaves, item, i, children)
     found = f.call("PyList_Size", "i64", leaves) - before
     f.ret(f.call("make_tree", "ptr", words, kind, word(f, words, NONE), children, found))
-    return f
 
 
 def _put_child(
@@ -174,10 +172,9 @@ def _put_child(
     f.call("PyTuple_SetItem", "i32", kept[0], i, child)
 
 
-def _flatten_dict() -> Function:
+@define("flatten_dict", "ptr")
+def _flatten_dict(f: Function, words: Ptr, last: Ptr, leaves: Ptr, x: Ptr) -> None:
     """flatten_dict(words, last, leaves, x): the TreeDef of the values by sorted keys."""
-    f = Function("flatten_dict", "ptr", ["ptr"] * 4, internal=True)
-    words, last, leaves, x = f.params
     listed = f.call("PyDict_Keys", "ptr", x)
     ret_null_if(f, listed.equals(0))
     with f.if_(f.call("PyList_Sort", "i32", listed).differs(0)):
@@ -203,13 +200,11 @@ def _flatten_dict() -> Function:
     out = f.call("make_tree", "ptr", words, word(f, words, DICT), keys, children, found)
     f.call("Py_DecRef", "void", keys)
     f.ret(out)
-    return f
 
 
-def _flatten_inside() -> Function:
+@define("flatten_inside", "ptr")
+def _flatten_inside(f: Function, words: Ptr, last: Ptr, leaves: Ptr, x: Ptr, kind: Ptr) -> None:
     """flatten_inside(words, last, leaves, x, kind): the TreeDef of a plain container."""
-    f = Function("flatten_inside", "ptr", ["ptr"] * 5, internal=True)
-    words, last, leaves, x, kind = f.params
     deep = f.call("Py_EnterRecursiveCall", "i32", f.symbol("where"))
     ret_null_if(f, deep.differs(0))
     out = f.var("ptr")
@@ -220,7 +215,6 @@ def _flatten_inside() -> Function:
         out.set(f.call("flatten_sequence", "ptr", words, last, leaves, x, kind, is_list))
     f.call("Py_LeaveRecursiveCall", "void")
     f.ret(out.get())
-    return f
 
 
 def is_plain(f: Function, words: Value, kind: Value) -> Value:
@@ -229,10 +223,9 @@ def is_plain(f: Function, words: Value, kind: Value) -> Value:
     return is_sequence | kind.equals(word(f, words, DICT))
 
 
-def _flatten(layout: Layout) -> Function:
+@define("flatten_node", "ptr")
+def _flatten(f: Function, words: Ptr, last: Ptr, leaves: Ptr, x: Ptr, layout: Layout) -> None:
     """flatten_node(words, last, leaves, x): append the leaves of `x`; its TreeDef, or null."""
-    f = Function("flatten_node", "ptr", ["ptr"] * 4, internal=True)
-    words, last, leaves, x = f.params
     with f.if_(x.equals(word(f, words, NONE))):
         f.ret(held(f, word(f, words, NONE_TREE)))
     kind = f.load("ptr", x, layout.type)
@@ -247,7 +240,6 @@ def _flatten(layout: Layout) -> Function:
     with f.if_(what.equals(0)):
         f.ret(f.call("flatten_inside", "ptr", words, last, leaves, x, kind))
     f.ret(call_python(f, word(f, words, FLATTEN_OTHER), x, leaves))
-    return f
 
 
 # ---- taking apart down to a structure's leaves --------------------------------------------------
@@ -264,10 +256,11 @@ def _up_to_children(f: Function, words: Value, leaves: Value, child: Value, item
         f.ret(matched)
 
 
-def _up_to_sequence(tree: TreeLayout) -> Function:
+@define("up_to_sequence", "i64")
+def _up_to_sequence(
+    f: Function, words: Ptr, leaves: Ptr, node: Ptr, x: Ptr, is_list: I64, tree: TreeLayout
+) -> None:
     """up_to_sequence(words, leaves, node, x, is_list): match the items."""
-    f = Function("up_to_sequence", "i64", ["ptr"] * 4 + ["i64"], internal=True)
-    words, leaves, node, x, is_list = f.params
     children = f.load("ptr", node, tree.children)
     listed = is_list.differs(0)
     count = call_of_sequence(f, listed, "Size", "i64", x)
@@ -280,13 +273,11 @@ def _up_to_sequence(tree: TreeLayout) -> Function:
         child = f.call("PyTuple_GetItem", "ptr", children, i)
         _up_to_children(f, words, leaves, child, item)
     f.ret(1)
-    return f
 
 
-def _up_to_dict(tree: TreeLayout) -> Function:
+@define("up_to_dict", "i64")
+def _up_to_dict(f: Function, words: Ptr, leaves: Ptr, node: Ptr, x: Ptr, tree: TreeLayout) -> None:
     """up_to_dict(words, leaves, node, x): match the values; the keys have to be the same."""
-    f = Function("up_to_dict", "i64", ["ptr"] * 4, internal=True)
-    words, leaves, node, x = f.params
     children, keys = f.load("ptr", node, tree.children), f.load("ptr", node, tree.aux)
     count = f.call("PyTuple_Size", "i64", keys)
     with f.if_(count.differs(f.call("PyDict_Size", "i64", x))):
@@ -300,13 +291,13 @@ def _up_to_dict(tree: TreeLayout) -> Function:
         child = f.call("PyTuple_GetItem", "ptr", children, i)
         _up_to_children(f, words, leaves, child, item)
     f.ret(1)
-    return f
 
 
-def _up_to_inside(tree: TreeLayout) -> Function:
+@define("up_to_inside", "i64")
+def _up_to_inside(
+    f: Function, words: Ptr, leaves: Ptr, node: Ptr, x: Ptr, tree: TreeLayout
+) -> None:
     """up_to_inside(words, leaves, node, x): match one container."""
-    f = Function("up_to_inside", "i64", ["ptr"] * 4, internal=True)
-    words, leaves, node, x = f.params
     kind = f.load("ptr", node, tree.kind)
     for index in (TUPLE, LIST):
         with f.if_(kind.equals(word(f, words, index))):
@@ -326,13 +317,13 @@ def _up_to_inside(tree: TreeLayout) -> Function:
     truth = f.convert("sext", f.call("PyObject_IsTrue", "i32", answer), "i64")
     f.call("Py_DecRef", "void", answer)
     f.ret(truth)
-    return f
 
 
-def _up_to(layout: Layout, tree: TreeLayout) -> Function:
+@define("up_to_node", "i64")
+def _up_to(
+    f: Function, words: Ptr, leaves: Ptr, node: Ptr, x: Ptr, layout: Layout, tree: TreeLayout
+) -> None:
     """up_to_node(words, leaves, node, x): append the subtrees of `x` at the leaves of a TreeDef."""
-    f = Function("up_to_node", "i64", ["ptr"] * 4, internal=True)
-    words, leaves, node, x = f.params
     is_tree = f.load("ptr", node, layout.type).equals(word(f, words, TREE_TYPE))
     kind, aux, children = (f.load("ptr", node, at) for at in (tree.kind, tree.aux, tree.children))
     whole = kind.differs(0) & aux.differs(0) & children.differs(0)
@@ -350,7 +341,6 @@ def _up_to(layout: Layout, tree: TreeLayout) -> Function:
     out = f.call("up_to_inside", "i64", words, leaves, node, x)
     f.call("Py_LeaveRecursiveCall", "void")
     f.ret(out)
-    return f
 
 
 def walk_functions(layout: Layout, tree: TreeLayout) -> list[Function]:

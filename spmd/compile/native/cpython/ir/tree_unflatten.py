@@ -26,7 +26,7 @@ from spmd.compile.native.cpython.ir.tree_flatten import (
     word,
 )
 from spmd.compile.native.cpython.object_layout import Layout, TreeLayout
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import I64, Function, Ptr, Value, define
 
 
 def tree_text(layout: Layout, tree: TreeLayout) -> str:
@@ -52,10 +52,11 @@ def tree_text(layout: Layout, tree: TreeLayout) -> str:
 # `cursor` is the address of the number of leaves that were used.
 
 
-def _build_sequence() -> Function:
+@define("build_sequence", "ptr")
+def _build_sequence(
+    f: Function, words: Ptr, cursor: Ptr, leaves: Ptr, children: Ptr, is_list: I64
+) -> None:
     """build_sequence(words, cursor, leaves, children, is_list): a tuple or a list, or null."""
-    f = Function("build_sequence", "ptr", ["ptr"] * 4 + ["i64"], internal=True)
-    words, cursor, leaves, children, is_list = f.params
     count = f.call("PyTuple_Size", "i64", children)
     ret_null_if(f, count < 0)
 
@@ -64,13 +65,13 @@ def _build_sequence() -> Function:
         return f.call("build_node", "ptr", words, cursor, leaves, child)
 
     ret_sequence(f, is_list.differs(0), count, make_item)
-    return f
 
 
-def _build_dict() -> Function:
+@define("build_dict", "ptr")
+def _build_dict(
+    f: Function, words: Ptr, cursor: Ptr, leaves: Ptr, children: Ptr, keys: Ptr
+) -> None:
     """build_dict(words, cursor, leaves, children, keys): a dict, or null."""
-    f = Function("build_dict", "ptr", ["ptr"] * 5, internal=True)
-    words, cursor, leaves, children, keys = f.params
     out = f.call("PyDict_New", "ptr")
     ret_null_if(f, out.equals(0))
     with f.range(0, f.call("PyTuple_Size", "i64", children)) as i:
@@ -83,26 +84,33 @@ def _build_dict() -> Function:
         f.call("Py_DecRef", "void", item)
         ret_null_if(f, failed, out)
     f.ret(out)
-    return f
 
 
-def _build_other() -> Function:
+@define("build_other", "ptr")
+def _build_other(
+    f: Function, words: Ptr, cursor: Ptr, leaves: Ptr, kind: Ptr, aux: Ptr, children: Ptr
+) -> None:
     """build_other(words, cursor, leaves, kind, aux, children): what Python makes, or null."""
-    f = Function("build_other", "ptr", ["ptr"] * 6, internal=True)
-    words, cursor, leaves, kind, aux, children = f.params
     listed = f.value("i64", 1)
     items = f.call("build_sequence", "ptr", words, cursor, leaves, children, listed)
     ret_null_if(f, items.equals(0))
     out = call_python(f, word(f, words, UNFLATTEN_OTHER), kind, aux, items)
     f.call("Py_DecRef", "void", items)
     f.ret(out)
-    return f
 
 
-def _build_inside(layout: Layout) -> Function:
+@define("build_inside", "ptr")
+def _build_inside(
+    f: Function,
+    words: Ptr,
+    cursor: Ptr,
+    leaves: Ptr,
+    kind: Ptr,
+    aux: Ptr,
+    children: Ptr,
+    layout: Layout,
+) -> None:
     """build_inside(words, cursor, leaves, kind, aux, children): the container, or null."""
-    f = Function("build_inside", "ptr", ["ptr"] * 6, internal=True)
-    words, cursor, leaves, kind, aux, children = f.params
     is_list = kind.equals(word(f, words, LIST))
     with f.if_(is_list | kind.equals(word(f, words, TUPLE))):
         listed = f.convert("zext", is_list, "i64")
@@ -123,13 +131,13 @@ def _build_inside(layout: Layout) -> Function:
         f.ret(out)
     ret_null_if(f, f.call("PyErr_Occurred", "ptr").differs(0))
     f.ret(f.call("build_other", "ptr", words, cursor, leaves, kind, aux, children))
-    return f
 
 
-def _build(layout: Layout, tree: TreeLayout) -> Function:
+@define("build_node", "ptr")
+def _build(
+    f: Function, words: Ptr, cursor: Ptr, leaves: Ptr, node: Ptr, layout: Layout, tree: TreeLayout
+) -> None:
     """build_node(words, cursor, leaves, node): the tree of a TreeDef, or null."""
-    f = Function("build_node", "ptr", ["ptr"] * 4, internal=True)
-    words, cursor, leaves, node = f.params
     is_tree = f.load("ptr", node, layout.type).equals(word(f, words, TREE_TYPE))
     kind, aux, children = (f.load("ptr", node, at) for at in (tree.kind, tree.aux, tree.children))
     whole = kind.differs(0) & aux.differs(0) & children.differs(0)
@@ -149,16 +157,14 @@ def _build(layout: Layout, tree: TreeLayout) -> Function:
     out = f.call("build_inside", "ptr", words, cursor, leaves, kind, aux, children)
     f.call("Py_LeaveRecursiveCall", "void")
     f.ret(out)
-    return f
 
 
 # ---- asking ------------------------------------------------------------------------------------
 
 
-def _settled_leaf(layout: Layout) -> Function:
+@define("settled_leaf", "i64")
+def _settled_leaf(f: Function, words: Ptr, last: Ptr, x: Ptr, layout: Layout) -> None:
     """settled_leaf(words, last, x): 1 if it is certain that nothing of `x` is pending, else 0."""
-    f = Function("settled_leaf", "i64", ["ptr"] * 3, internal=True)
-    words, last, x = f.params
     with f.if_(f.load("ptr", x, layout.type).equals(word(f, words, ARRAY_TYPE))):
         owner, none = f.load("ptr", x, layout.owner), word(f, words, NONE)
         whole = f.load("ptr", x, layout.shards).equals(none) & owner.differs(0)
@@ -173,30 +179,26 @@ def _settled_leaf(layout: Layout) -> Function:
     with f.if_(what.equals(0)):
         f.ret(f.call("settled_inside", "i64", words, last, x, word(f, words, TUPLE)))
     f.ret(f.convert("zext", what.equals(1), "i64"))
-    return f
 
 
-def _settled_inside() -> Function:
+@define("settled_inside", "i64")
+def _settled_inside(f: Function, words: Ptr, last: Ptr, x: Ptr, kind: Ptr) -> None:
     """settled_inside(words, last, x, kind): the same of all that is in a plain container.
 
     No Python runs meanwhile that could change a container: even the hash of a type is not asked
     where its metaclass might have its own.
     """
-    f = Function("settled_inside", "i64", ["ptr"] * 4, internal=True)
-    words, last, x, kind = f.params
     deep = f.call("Py_EnterRecursiveCall", "i32", f.symbol("where"))
     with f.if_(deep.differs(0)):
         f.ret(0)
     answer = f.call("settled_items", "i64", words, last, x, kind)
     f.call("Py_LeaveRecursiveCall", "void")
     f.ret(answer)
-    return f
 
 
-def _settled_items() -> Function:
+@define("settled_items", "i64")
+def _settled_items(f: Function, words: Ptr, last: Ptr, x: Ptr, kind: Ptr) -> None:
     """settled_items(words, last, x, kind): the same, in a depth that is counted."""
-    f = Function("settled_items", "i64", ["ptr"] * 4, internal=True)
-    words, last, x, kind = f.params
     with f.if_(kind.equals(word(f, words, DICT))):
         place, key, value = f.var("i64", 0), f.var("ptr"), f.var("ptr")
         places = place.pointer, key.pointer, value.pointer
@@ -211,20 +213,17 @@ def _settled_items() -> Function:
         with f.if_(f.call("settled_node", "i64", words, last, item).equals(0)):
             f.ret(0)
     f.ret(1)
-    return f
 
 
-def _settled(layout: Layout) -> Function:
+@define("settled_node", "i64")
+def _settled(f: Function, words: Ptr, last: Ptr, x: Ptr, layout: Layout) -> None:
     """settled_node(words, last, x): 1 if it is certain that nothing in `x` is pending, else 0."""
-    f = Function("settled_node", "i64", ["ptr"] * 3, internal=True)
-    words, last, x = f.params
     kind = f.load("ptr", x, layout.type)
     with f.if_(x.equals(word(f, words, NONE))):
         f.ret(1)
     with f.if_(is_plain(f, words, kind).equals(0)):
         f.ret(f.call("settled_leaf", "i64", words, last, x))
     f.ret(f.call("settled_inside", "i64", words, last, x, kind))
-    return f
 
 
 # ---- as Python calls them ----------------------------------------------------------------------

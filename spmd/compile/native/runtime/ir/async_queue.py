@@ -14,7 +14,7 @@ from __future__ import annotations
 import signal
 import time
 
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import I64, Function, Ptr, Value, define
 from spmd.compile.native.runtime.ir.module import clock
 from spmd.compile.native.runtime.queue_layout import (
     AT_ONCE,
@@ -102,22 +102,19 @@ def _next_job(f: Function, number: Value) -> Value:
 # ---- running -----------------------------------------------------------------------------------
 
 
-def _stamp() -> Function:
+@define("stamp", "void")
+def _stamp(f: Function, job: Ptr, word: I64) -> None:
     """stamp(job, word): write the time into a word of the job's record, if it still is its own."""
-    f = Function("stamp", "void", ["ptr", "i64"], internal=True)
-    job, word = f.params
     record = f.load("ptr", job, 8 * RECORD)
     with f.if_(record.equals(0)):
         f.ret()
     with f.if_(f.load("i64", record, 8 * flight.SEQUENCE).equals(f.load("i64", job, 8 * SEQUENCE))):
         f.store(f.call("now", "i64"), record, word * 8)
-    return f
 
 
-def _run_job() -> Function:
+@define("run_job", "i64")
+def _run_job(f: Function, job: Ptr) -> None:
     """run_job(job): its status, CANCELLED if it was, or if a job failed that it needs."""
-    f = Function("run_job", "i64", ["ptr"], internal=True)
-    (job,) = f.params
     header = f.load("ptr", job, 8 * HEADER)
     with f.if_(header.equals(0)):
         f.ret(CANCELLED)
@@ -128,15 +125,14 @@ def _run_job() -> Function:
     f.call("stamp", "void", job, f.value("i64", flight.ENTERED))
     given = header, f.load("ptr", job, 8 * FRAMES), f.at(job, 8 * STOP), f.value("i64", 0)
     f.ret(f.call("run_steps", "i64", *given))
-    return f
 
 
-def _run_next() -> Function:
+@define("run_next", "void")
+def _run_next(f: Function) -> None:
     """run_next(): run the job at the head, which must exist and not run yet.
 
     The mutex is held before and after, not meanwhile.
     """
-    f = Function("run_next", "void", [], internal=True)
     queue = f.symbol("spmd_queue")
     head = _number(f, HEAD)
     job = f.load("ptr", _next_job(f, head))
@@ -152,12 +148,11 @@ def _run_next() -> Function:
     f.call("pthread_cond_broadcast", "i32", f.at(queue, FINISHED))
     with f.if_(_number(f, HEAD) < _number(f, TAIL)):
         _signal(f)
-    return f
 
 
-def _serve() -> Function:
+@define("serve", "ptr")
+def _serve(f: Function, _argument: Ptr) -> None:
     """serve(): the life of the queue's thread."""
-    f = Function("serve", "ptr", ["ptr"], internal=True)
     queue = f.symbol("spmd_queue")
     grace = f.stack("i64", 2)
     f.store(f.value("i64", 0), grace)
@@ -178,15 +173,14 @@ def _serve() -> Function:
                     _lock(f)
         f.call("run_next", "void")
     f.ret(f.null())
-    return f
 
 
-def _start() -> Function:
+@define("start_serving", "void")
+def _start(f: Function) -> None:
     """start_serving(): make the thread, with all signals blocked: those are for Python's threads.
 
     If no thread can be made, the threads that wait do the work.
     """
-    f = Function("start_serving", "void", [], internal=True)
     queue = f.symbol("spmd_queue")
     f.call("pthread_mutex_init", "i32", f.at(queue, MUTEX), f.null())
     f.call("pthread_cond_init", "i32", f.at(queue, WORK), f.null())
@@ -200,39 +194,36 @@ def _start() -> Function:
     ).differs(0)
     f.call("pthread_sigmask", "i32", mask, before, f.null())
     _set(f, STARTED, f.select(failed, f.value("i64", -1), 1))
-    return f
 
 
 # ---- called by Python --------------------------------------------------------------------------
 
 
-def _submit() -> Function:
+@define("spmd_queue_submit", "void", exported=True)
+def _submit(f: Function, job: Ptr) -> None:
     """spmd_queue_submit(job): put a job behind the others, and its number into it.
 
     Not Python does that: an interrupt between the two would leave a job that runs without one. No
     more than RING_JOBS may be under way; the first call of all must not meet another.
     """
-    f = Function("spmd_queue_submit", "void", ["ptr"])
     with f.if_(_number(f, STARTED).equals(0)):
         f.call("start_serving", "void")
     _lock(f)
     tail = _number(f, TAIL)
-    f.store(f.params[0], _next_job(f, tail))
-    f.store(tail + 1, f.params[0], 8 * NUMBER)
+    f.store(job, _next_job(f, tail))
+    f.store(tail + 1, job, 8 * NUMBER)
     _set(f, TAIL, tail + 1)
     with f.if_(_number(f, RUNNING).equals(0)):
         _signal(f)
     _unlock(f)
-    return f
 
 
-def _wait() -> Function:
+@define("spmd_queue_wait", "i64", exported=True)
+def _wait(f: Function, number: I64, helps: I64, nanoseconds: I64) -> None:
     """spmd_queue_wait(number, helps, nanoseconds): whether the job has ended within that time.
 
     A caller that helps runs the jobs that have not started, and may then take longer.
     """
-    f = Function("spmd_queue_wait", "i64", ["i64", "i64", "i64"])
-    number, helps, nanoseconds = f.params
     queue = f.symbol("spmd_queue")
     until = f.stack("i64", 2)
     f.call("clock_gettime", "i32", f.value("i32", int(time.CLOCK_REALTIME)), until)
@@ -254,29 +245,26 @@ def _wait() -> Function:
     done = _number(f, DONE) >= number
     _unlock(f)
     f.ret(f.convert("zext", done, "i64"))
-    return f
 
 
-def _done() -> Function:
+@define("spmd_queue_done", "i64", exported=True)
+def _done(f: Function) -> None:
     """spmd_queue_done(): the number of the last job that has ended; its results can be read."""
-    f = Function("spmd_queue_done", "i64", [])
     f.ret(f.atomic_load(f.symbol("spmd_queue"), DONE))
-    return f
 
 
-def _cancel() -> Function:
+@define("spmd_queue_cancel", "void", exported=True)
+def _cancel(f: Function) -> None:
     """spmd_queue_cancel(): jobs that have not begun will not run."""
-    f = Function("spmd_queue_cancel", "void", [])
     _lock(f)
     with f.range(_number(f, HEAD), _number(f, TAIL)) as i:
         f.store(f.null(), f.load("ptr", _next_job(f, i)), 8 * HEADER)
     _unlock(f)
-    return f
 
 
-def _stop() -> Function:
+@define("spmd_queue_stop", "void", exported=True)
+def _stop(f: Function) -> None:
     """spmd_queue_stop(): end the thread, when the queue is empty."""
-    f = Function("spmd_queue_stop", "void", [])
     queue = f.symbol("spmd_queue")
     with f.if_(_number(f, STARTED) > 0):
         _lock(f)
@@ -286,12 +274,10 @@ def _stop() -> Function:
         f.call("pthread_join", "i32", f.load("i64", queue, THREAD), f.null())
         _set(f, STOPPING, 0)
         _set(f, STARTED, 0)
-    return f
 
 
-def _reset() -> Function:
+@define("spmd_queue_reset", "void", exported=True)
+def _reset(f: Function) -> None:
     """spmd_queue_reset(): forget thread and jobs, in a forked child: it has neither."""
-    f = Function("spmd_queue_reset", "void", [])
     bytes = f.value("i64", QUEUE_BYTES)
     f.call("memset", "ptr", f.symbol("spmd_queue"), f.value("i32", 0), bytes)
-    return f

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spmd.compile.native.llvm.function_builder import Function
+from spmd.compile.native.llvm.function_builder import I64, Function, Ptr, define
 from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import MISMATCH, OK, RAISED
 from spmd.compile.native.runtime.ir.execute import (
@@ -15,7 +15,6 @@ from spmd.compile.native.runtime.ir.execute import (
     report_step,
     resolve,
 )
-from spmd.compile.native.runtime.ir.module import STEP_SIGNATURE
 
 
 def callback_texts() -> list[str]:
@@ -23,10 +22,11 @@ def callback_texts() -> list[str]:
     return [resolve().text(), _callback().text()]
 
 
-def _callback() -> Function:
+@define("run_callback", "i64")
+def _callback(
+    f: Function, context: Ptr, step: Ptr, _end: Ptr, active: Ptr, count: I64, args: Ptr
+) -> None:
     """Call Python, `callback(step id, device, args)`: for each device, or for all as device -1."""
-    f = Function("run_callback", "i64", STEP_SIGNATURE, internal=True)
-    context, step, _, active, count, args = f.params
     devices = f.load("i64", context, DEVICE_COUNT)
     views, together = field(f, step, 0), field(f, step, 1).differs(0)
     with f.if_(together & (count < devices)):
@@ -53,4 +53,3 @@ def _callback() -> Function:
                 report_step(f, context, step)
                 f.ret(RAISED)
     f.ret(OK)
-    return f

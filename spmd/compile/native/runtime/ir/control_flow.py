@@ -7,7 +7,7 @@ gives each device to a thread of its own. Of devices that do alike, one runs the
 
 from __future__ import annotations
 
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import I64, Function, Ptr, Value, define
 from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import OK, PARALLEL_PS, TOO_MANY_TRIPS
 from spmd.compile.native.runtime.ir.execute import (
@@ -30,7 +30,6 @@ from spmd.compile.native.runtime.ir.execute import (
     write_job,
 )
 from spmd.compile.native.runtime.ir.interrupt import between_rounds
-from spmd.compile.native.runtime.ir.module import STEP_SIGNATURE
 
 
 def for_texts() -> list[str]:
@@ -58,16 +57,14 @@ def once_texts() -> list[str]:
     return [_once().text()]
 
 
-def _load_integer() -> Function:
+@define("load_integer", "i64")
+def _load_integer(f: Function, address: Ptr, width: I64) -> None:
     """load_integer(address, bytes): a trip count or branch index; one byte is unsigned."""
-    f = Function("load_integer", "i64", ["ptr", "i64"], internal=True)
-    address, width = f.params
     with f.if_(width.equals(1)):
         f.ret(f.convert("zext", f.load("i8", address), "i64"))
     with f.if_(width.equals(4)):
         f.ret(f.convert("sext", f.load("i32", address, align=1), "i64"))
     f.ret(f.load("i64", address, align=1))
-    return f
 
 
 def _set_counters(
@@ -87,10 +84,11 @@ def _run_block(
         f.ret(status)
 
 
-def _for() -> Function:
+@define("run_for", "i64")
+def _for(
+    f: Function, context: Ptr, step: Ptr, end: Ptr, active: Ptr, count: I64, args: Ptr
+) -> None:
     """Run a counted loop; devices whose own count is reached drop out."""
-    f = Function("run_for", "i64", STEP_SIGNATURE, internal=True)
-    context, step, end, active, count, args = f.params
     level, fixed, width, most, reverse, words = (field(f, step, i) for i in range(6))
     body = f.at(end, words * -8)  # the body ends where the step ends
     with f.if_(fixed >= 0):
@@ -126,13 +124,13 @@ def _for() -> Function:
                 f.store(index, row, f.convert("sext", device, "i64") * 8)
         _run_block(f, context, body, end, live, alive.get(), args)
     f.ret(OK)
-    return f
 
 
-def _while() -> Function:
+@define("run_while", "i64")
+def _while(
+    f: Function, context: Ptr, step: Ptr, end: Ptr, active: Ptr, count: I64, args: Ptr
+) -> None:
     """Run a while loop; devices whose predicate is false drop out."""
-    f = Function("run_while", "i64", STEP_SIGNATURE, internal=True)
-    context, step, end, active, count, args = f.params
     level, test_words, body_words = (field(f, step, i) for i in range(3))
     body = f.at(end, body_words * -8)
     test = f.at(body, test_words * -8)
@@ -157,13 +155,13 @@ def _while() -> Function:
         _run_block(f, context, body, end, live, alive.get(), args)
         trip.set(trip.get() + 1)
     f.ret(OK)
-    return f
 
 
-def _cond() -> Function:
+@define("run_cond", "i64")
+def _cond(
+    f: Function, context: Ptr, step: Ptr, _end: Ptr, active: Ptr, count: I64, args: Ptr
+) -> None:
     """Run the chosen branch of each device; the branches run in order, each for its devices."""
-    f = Function("run_cond", "i64", STEP_SIGNATURE, internal=True)
-    context, step, _, active, count, args = f.params
     width, branches = field(f, step, 0), field(f, step, 1)
     slot = f.at(step, 8 * (layout.HEAD + layout.COND_FIELDS))
     cursor = f.var("ptr", slot)
@@ -189,13 +187,11 @@ def _cond() -> Function:
             _run_block(f, context, begin.get(), finish, live, alive.get(), args)
         begin.set(finish)
     f.ret(OK)
-    return f
 
 
-def _segment_units() -> Function:
+@define("segment_units", "void")
+def _segment_units(f: Function, job: Ptr, begin: I64, end: I64) -> None:
     """Pool body: a whole segment for the active devices at positions [begin, end)."""
-    f = Function("segment_units", "void", ["ptr", "i64", "i64"], internal=True)
-    job, begin, end = f.params
     outer = f.load("ptr", job, JOB_CONTEXT)
     context = context_alone(f, outer)
     args = f.stack_bytes(f.load("i64", outer, ARGS) * 8)
@@ -206,13 +202,13 @@ def _segment_units() -> Function:
         status = f.call("block", "i64", context, first, last, own, f.value("i64", 1), args)
         with f.if_(status.differs(OK)):
             f.atomic_store(status, job, JOB_FAILED)
-    return f
 
 
-def _segment() -> Function:
+@define("run_segment", "i64")
+def _segment(
+    f: Function, context: Ptr, step: Ptr, end: Ptr, active: Ptr, count: I64, args: Ptr
+) -> None:
     """Run a collective-free segment: a device per thread, or all devices in lockstep."""
-    f = Function("run_segment", "i64", STEP_SIGNATURE, internal=True)
-    context, step, end, active, count, args = f.params
     first = f.at(step, 8 * (layout.HEAD + layout.SEGMENT_FIELDS))
     cost = field(f, step, 0)
     threads = f.load("i64", context, THREADS)
@@ -221,13 +217,13 @@ def _segment() -> Function:
         f.call("share", "void", context, f.symbol("segment_units"), job, count, cost)
         f.ret(f.load("i64", job, JOB_FAILED))
     f.ret(f.call("block", "i64", context, first, end, active, count, args))
-    return f
 
 
-def _once() -> Function:
+@define("run_once", "i64")
+def _once(
+    f: Function, context: Ptr, step: Ptr, end: Ptr, active: Ptr, count: I64, args: Ptr
+) -> None:
     """Run a block on those of the active devices that do it for the others."""
-    f = Function("run_once", "i64", STEP_SIGNATURE, internal=True)
-    context, step, end, active, count, args = f.params
     body = f.at(end, field(f, step, 0) * -8)
     chosen = f.at(step, 8 * (layout.HEAD + layout.ONCE_FIELDS))
     live = f.stack_bytes(count * 4)
@@ -240,4 +236,3 @@ def _once() -> Function:
     with f.if_(alive.get() > 0):
         _run_block(f, context, body, end, live, alive.get(), args)
     f.ret(OK)
-    return f

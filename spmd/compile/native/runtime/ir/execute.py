@@ -12,7 +12,7 @@ devices as threads.
 
 from __future__ import annotations
 
-from spmd.compile.native.llvm.function_builder import Function, Value, Variable
+from spmd.compile.native.llvm.function_builder import I64, Function, Ptr, Value, Variable, define
 from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import (
     ALL_DEVICES,
@@ -26,7 +26,7 @@ from spmd.compile.native.program.run_layout import (
 )
 from spmd.compile.native.runtime import pool_layout
 from spmd.compile.native.runtime.ir import interrupt
-from spmd.compile.native.runtime.ir.module import POOL, SHARE_COPY, SHARE_KERNEL, STEP_SIGNATURE
+from spmd.compile.native.runtime.ir.module import POOL, SHARE_COPY, SHARE_KERNEL
 from spmd.transport import flight_recorder as flight
 
 # ---- the run context, on the stack of `spmd_run` (byte offsets) ----------------------------------
@@ -159,10 +159,11 @@ def write_job(f: Function, *values: Value) -> Value:
     return job
 
 
-def _kernel() -> Function:
+@define("run_kernel", "i64")
+def _kernel(
+    f: Function, context: Ptr, step: Ptr, _end: Ptr, active: Ptr, count: I64, args: Ptr
+) -> None:
     """Run a kernel step: in place for short work, else on the pool."""
-    f = Function("run_kernel", "i64", STEP_SIGNATURE, internal=True)
-    context, step, _, active, count, args = f.params
     units, unit_ps = field(f, step, 1), field(f, step, 2)
     threads = f.load("i64", context, THREADS)
     with f.if_(all_of(threads > 1, units * unit_ps * count >= PARALLEL_PS)):
@@ -175,13 +176,13 @@ def _kernel() -> Function:
             f.ret(NO_MEMORY)
         f.call(function, "void", args, sizes, f.value("i64", 0), units)
     f.ret(OK)
-    return f
 
 
-def _copy() -> Function:
+@define("run_copy", "i64")
+def _copy(
+    f: Function, context: Ptr, step: Ptr, _end: Ptr, active: Ptr, count: I64, _args: Ptr
+) -> None:
     """Run a copy step for each active device; long copies are shared if they do not overlap."""
-    f = Function("run_copy", "i64", STEP_SIGNATURE, internal=True)
-    context, step, _, active, count, _ = f.params
     cursor = f.var("ptr", f.at(step, 8 * (layout.HEAD + layout.COPY_FIELDS)))
     target = cursor.get()
     next_slot(f, cursor)
@@ -199,7 +200,6 @@ def _copy() -> Function:
             it.otherwise()
             f.call("memmove", "ptr", to, origin, nbytes)
     f.ret(OK)
-    return f
 
 
 # ---- failures ------------------------------------------------------------------------------------
@@ -233,10 +233,11 @@ def _of_table(f: Function, slot: int) -> Value:
     return f.load("ptr", f.symbol("spmd_table"), 8 * slot)
 
 
-def _block() -> Function:
+@define("block", "i64")
+def _block(
+    f: Function, context: Ptr, begin: Ptr, end: Ptr, active: Ptr, count: I64, args: Ptr
+) -> None:
     """Run the steps from begin to end for the active devices."""
-    f = Function("block", "i64", STEP_SIGNATURE, internal=True)
-    context, begin, end, active, count, args = f.params
     now = f.var("ptr", begin)
     with f.loop():
         step = now.get()
@@ -256,33 +257,29 @@ def _block() -> Function:
         interrupt.leave_if_unfinished(f, context)
         now.set(after)
     f.ret(OK)
-    return f
 
 
-def _enter_phase() -> Function:
+@define("enter_phase", "i64")
+def _enter_phase(f: Function, record: Ptr, phase: I64) -> None:
     """enter_phase(flight, phase): write the rank's phase and its start into the flight record.
 
     Gives the phase before. A process that is alone writes nothing, and reads no clock.
     """
-    f = Function("enter_phase", "i64", ["ptr", "i64"], internal=True)
-    record, phase = f.params
     with f.if_(f.load("i64", record, 8 * flight.SIZE) <= 1):
         f.ret(phase)
     before = f.load("i64", record, 8 * flight.PHASE)
     f.store(phase, record, 8 * flight.PHASE)
     f.store(f.call("now", "i64"), record, 8 * flight.SINCE)
     f.ret(before)
-    return f
 
 
-def _run_steps() -> Function:
+@define("run_steps", "i64")
+def _run_steps(f: Function, header: Ptr, frames: Ptr, stop: Ptr, serves: I64) -> None:
     """run_steps(header, frames, stop, serves): run a program; the report follows the frames.
 
     Its loops end when the word `stop` is not 0; the thread `serves` asks Python now and then for
     signals (0: none does).
     """
-    f = Function("run_steps", "i64", ["ptr", "ptr", "ptr", "i64"], internal=True)
-    header, frames, stop, serves = f.params
     code, words, devices, bases, levels, most = (f.load("i64", header, 8 * i) for i in range(6))
     context = f.stack("i64", CONTEXT_BYTES // 8)
     args = f.stack_bytes(most * 8)
@@ -310,13 +307,11 @@ def _run_steps() -> Function:
     end = f.at(begin, words * 8)
     all_devices = f.load("ptr", header, 8 * ALL_DEVICES)
     f.ret(f.call("block", "i64", context, begin, end, all_devices, devices, args))
-    return f
 
 
-def _run() -> Function:
+@define("spmd_run", "i64", exported=True)
+def _run(f: Function, header: Ptr, frames: Ptr) -> None:
     """spmd_run(header, frames): run a program on a thread of Python, as the flight record says."""
-    f = Function("spmd_run", "i64", ["ptr", "ptr"])
-    header, frames = f.params
     record = f.load("ptr", header, 8 * FLIGHT)
     before = f.call("enter_phase", "i64", record, f.value("i64", flight.PROGRAM))
     programs = f.load("i64", record, 8 * flight.PROGRAMS)
@@ -326,4 +321,3 @@ def _run() -> Function:
     status = f.call("run_steps", "i64", header, frames, stop.pointer, serves)
     f.call("enter_phase", "i64", record, before)
     f.ret(status)
-    return f

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import Function, Ptr, Value, define
 from spmd.compile.native.program.run_layout import INTERRUPTED, OK, PYTHON, RAISED_THERE
 
 # Byte offsets in the context of a run: the address of its stop word; the thread that serves
@@ -76,10 +76,9 @@ def _leave(f: Function, context: Value, is_kernel: bool) -> None:
     f.ret(None if is_kernel else INTERRUPTED)
 
 
-def _look() -> Function:
+@define("look", "i64")
+def _look(f: Function, context: Ptr) -> None:
     """look(context): look at the clock, and ask Python for signals where it is time to."""
-    f = Function("look", "i64", ["ptr"], internal=True)
-    (context,) = f.params
     with f.if_(f.call("pthread_self", "i64").differs(f.load("i64", context, SERVES))):
         # A thread of the pool, which may share the context with the one that serves.
         f.store(f.value("i64", _MOST_ROUNDS), context, LEFT)
@@ -108,4 +107,3 @@ def _look() -> Function:
         f.atomic_store(f.value("i64", _STOP), f.load("ptr", context, STOP), 0)
     f.call(f.load("ptr", table, 8 * _RELEASE), "void", held)
     f.ret(f.select(raised, f.value("i64", INTERRUPTED), OK))
-    return f

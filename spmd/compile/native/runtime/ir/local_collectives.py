@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spmd.compile.native.llvm.function_builder import (
+    I64,
     STREAM_ALIGNMENT,
     STREAM_METADATA,
     Function,
+    Ptr,
     Value,
+    define,
 )
 from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import MISMATCH, OK
@@ -26,7 +29,6 @@ from spmd.compile.native.runtime.ir.execute import (
     report_reached,
     resolve,
 )
-from spmd.compile.native.runtime.ir.module import STEP_SIGNATURE
 
 # A unit of work: small enough to balance, and to stay in a cache between its reads and writes.
 PIECE_ELEMENTS = 8192
@@ -105,9 +107,9 @@ def _unit_job(f: Function) -> tuple[Value, Value, dict[str, Value], Value, Value
     return step, table, _fields(f, step), f.load("i64", job, JOB_PIECES), begin, end
 
 
-def _reduce_units() -> Function:
+@define("reduce_units", "void")
+def _reduce_units(f: Function, _job: Ptr, _begin: I64, _end: I64) -> None:
     """Pool body of all_reduce: unit = (group, piece)."""
-    f = Function("reduce_units", "void", ["ptr", "i64", "i64"], internal=True)
     _, table, of, pieces, begin, end = _unit_job(f)
     size = of["size"]
     kernel = f.convert("inttoptr", of["kernel"], "ptr")
@@ -126,12 +128,11 @@ def _reduce_units() -> Function:
         row = f.at(table, group * size * 16)
         f.call(kernel, "void", row, counts, piece * PIECE_ELEMENTS, finish)
         now.set(unit + (last - piece))
-    return f
 
 
-def _scatter_units() -> Function:
+@define("scatter_units", "void")
+def _scatter_units(f: Function, _job: Ptr, _begin: I64, _end: I64) -> None:
     """Pool body of reduce_scatter: unit = (group, member, piece)."""
-    f = Function("scatter_units", "void", ["ptr", "i64", "i64"], internal=True)
     _, table, of, pieces, begin, end = _unit_job(f)
     size, block = of["size"], of["block"]
     kernel = f.convert("inttoptr", of["kernel"], "ptr")
@@ -153,13 +154,11 @@ def _scatter_units() -> Function:
             target = f.load("ptr", row, (size + member) * 8)
             f.store(f.at(target, r * block), args, size * 8)
             f.call(kernel, "void", args, counts, piece * PIECE_ELEMENTS, finish)
-    return f
 
 
-def _stream_copy() -> Function:
+@define("stream_copy", "void")
+def _stream_copy(f: Function, to: Ptr, origin: Ptr, nbytes: I64) -> None:
     """stream_copy(to, from, bytes): a copy that leaves the caches alone."""
-    f = Function("stream_copy", "void", ["ptr", "ptr", "i64"], internal=True)
-    to, origin, nbytes = f.params
     odd = f.convert("ptrtoint", to, "i64") % STREAM_ALIGNMENT
     streamed = f.select(odd.equals(0), nbytes - nbytes % (4 * STREAM_ALIGNMENT), 0)
     with f.range(0, streamed, 4 * STREAM_ALIGNMENT) as at:
@@ -169,12 +168,11 @@ def _stream_copy() -> Function:
     f.do("fence seq_cst")
     rest = nbytes - streamed
     f.call("memmove", "ptr", f.at(to, streamed), f.at(origin, streamed), rest)
-    return f
 
 
-def _copy_units() -> Function:
+@define("copy_units", "void")
+def _copy_units(f: Function, _job: Ptr, _begin: I64, _end: I64) -> None:
     """Pool body of the collectives that only move data: unit = (group, writing member, piece)."""
-    f = Function("copy_units", "void", ["ptr", "i64", "i64"], internal=True)
     step, table, of, pieces, begin, end = _unit_job(f)
     size, block, kind = of["size"], of["block"], of["kind"]
     gathers = kind >= _ALL_GATHER
@@ -204,7 +202,6 @@ def _copy_units() -> Function:
                     f.call("stream_copy", "void", to, start, length)
                     how.otherwise()
                     f.call("memmove", "ptr", to, start, length)
-    return f
 
 
 def _box_row() -> Function:
@@ -236,9 +233,9 @@ def _box_row() -> Function:
     return f
 
 
-def _box_units() -> Function:
+@define("box_units", "void")
+def _box_units(f: Function, _job: Ptr, _begin: I64, _end: I64) -> None:
     """Pool body of an exchange: unit = (group, box, piece of its outermost loop)."""
-    f = Function("box_units", "void", ["ptr", "i64", "i64"], internal=True)
     step, table, of, pieces, begin, end = _unit_job(f)
     size, boxes = of["size"], of["root"]
     with f.range(begin, end) as unit:
@@ -269,7 +266,6 @@ def _box_units() -> Function:
             bounds.append((first, f.select(is_cut, trips * (piece + 1) // pieces, trips)))
         _box_loops(f, to, origin.get(), loops, bounds, width, of["streams"])
     f.ret()
-    return f
 
 
 def _box_loops(
@@ -294,10 +290,11 @@ def _box_loops(
         _box_loops(f, f.at(to, k * far), start, loops[1:], bounds[1:], width, streams)
 
 
-def _collective() -> Function:
+@define("run_collective", "i64")
+def _collective(
+    f: Function, context: Ptr, step: Ptr, _end: Ptr, active: Ptr, count: I64, _args: Ptr
+) -> None:
     """Run a collective step for the groups whose devices are all active."""
-    f = Function("run_collective", "i64", STEP_SIGNATURE, internal=True)
-    context, step, _, active, count, _ = f.params
     of = _fields(f, step)
     devices = f.load("i64", context, DEVICE_COUNT)
     flags = f.stack_bytes(devices)
@@ -332,4 +329,3 @@ def _collective() -> Function:
     writers = rows * of["writers"]
     share("copy_units", writers, (of["block"] + (PIECE_BYTES - 1)) // PIECE_BYTES)
     f.ret(OK)
-    return f

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from spmd.compile.native.llvm.function_builder import Function
+from spmd.compile.native.llvm.function_builder import Function, define
 from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import PYTHON, RAISED_THERE, setup_symbol
 
@@ -143,10 +143,9 @@ def _through_table(name: str) -> Function:
     return f
 
 
-def clock() -> Function:
+@define("now", "i64")
+def clock(f: Function) -> None:
     """now(): the time, as the flight record has it."""
-    f = Function("now", "i64", [], internal=True)
     found = f.stack("i64", 2)
     f.call("clock_gettime", "i32", f.value("i32", int(time.CLOCK_MONOTONIC)), found)
     f.ret(f.load("i64", found) * _NANOSECONDS + f.load("i64", found, 8))
-    return f

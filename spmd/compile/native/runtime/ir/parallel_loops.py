@@ -7,7 +7,7 @@ delays no other. Results depend on no order: an iteration writes only its own pa
 
 from __future__ import annotations
 
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import I32, I64, Function, Ptr, Value, define
 from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import OK, PARALLEL_PS
 from spmd.compile.native.runtime.ir.execute import (
@@ -20,7 +20,6 @@ from spmd.compile.native.runtime.ir.execute import (
     context_alone,
     field,
 )
-from spmd.compile.native.runtime.ir.module import STEP_SIGNATURE
 
 # The job of a parallel loop: context, step, end of the body, the active device, failure, and the
 # ticket, which has a cache line of its own.
@@ -34,10 +33,9 @@ def parallel_texts() -> list[str]:
     return [f.text() for f in functions]
 
 
-def _place() -> Function:
+@define("place_trip", "void")
+def _place(f: Function, context: Ptr, step: Ptr, trip: I64, device: I32) -> None:
     """place(context, step, trip, device): set a device's counters to the indices of a trip."""
-    f = Function("place_trip", "void", ["ptr", "ptr", "i64", "i32"], internal=True)
-    context, step, trip, device = f.params
     level, dims = field(f, step, 0), field(f, step, 1)
     counters, row = f.load("ptr", context, COUNTERS), f.load("i64", context, COUNTER_BYTES)
     sizes = f.at(step, 8 * (layout.HEAD + layout.PARALLEL_FIELDS))
@@ -49,7 +47,6 @@ def _place() -> Function:
         outer = rest.get() // size
         f.store(rest.get() - outer * size, f.at(counters, (level + d) * row), column)
         rest.set(outer)
-    return f
 
 
 def _trips() -> Function:
@@ -67,10 +64,9 @@ def _trips() -> Function:
     return f
 
 
-def _lane() -> Function:
+@define("parallel_lane", "void")
+def _lane(f: Function, job: Ptr, lane: I64, _: I64) -> None:
     """Pool body: run trips in lane `begin` until none is left."""
-    f = Function("parallel_lane", "void", ["ptr", "i64", "i64"], internal=True)
-    job, lane, _ = f.params
     outer, step = f.load("ptr", job, _CONTEXT), f.load("ptr", job, _STEP)
     end, active = f.load("ptr", job, _END), f.load("ptr", job, _ACTIVE)
     # The lane's own counters start like the outer's.
@@ -94,13 +90,13 @@ def _lane() -> Function:
         with f.if_(status.differs(OK)):
             f.atomic_store(status, job, _FAILED)
             f.atomic_store(total, job, _TICKET)
-    return f
 
 
-def _parallel() -> Function:
+@define("run_parallel", "i64")
+def _parallel(
+    f: Function, context: Ptr, step: Ptr, end: Ptr, active: Ptr, count: I64, args: Ptr
+) -> None:
     """Run a parallel loop: on the pool if it pays and one device is active, else in order."""
-    f = Function("run_parallel", "i64", STEP_SIGNATURE, internal=True)
-    context, step, end, active, count, args = f.params
     total, lanes, cost = field(f, step, 2), field(f, step, 3), field(f, step, 5)
     threads = f.load("i64", context, THREADS)
     pays = all_of(threads > 1, lanes > 1, total > 1, cost * total >= PARALLEL_PS)
@@ -126,7 +122,6 @@ def _parallel() -> Function:
         with f.if_(status.differs(OK)):
             f.ret(status)
     f.ret(OK)
-    return f
 
 
 def _first_lane(f: Function, lane_row: Value, device: Value) -> None:

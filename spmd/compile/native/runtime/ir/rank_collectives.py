@@ -11,7 +11,7 @@ calls Python, which looks for the reason, raises it, or lets the wait go on.
 
 from __future__ import annotations
 
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import I64, Function, Ptr, Value, define
 from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program import encode_collectives
 from spmd.compile.native.program.run_layout import MISMATCH, OK, TROUBLE
@@ -24,7 +24,7 @@ from spmd.compile.native.runtime.ir.execute import (
     report_step,
     resolve,
 )
-from spmd.compile.native.runtime.ir.module import STEP_SIGNATURE, clock
+from spmd.compile.native.runtime.ir.module import clock
 from spmd.compile.native.runtime.ir.thread_affinity import core
 from spmd.compile.native.runtime.ir.wait import relax
 from spmd.transport import flight_recorder as flight
@@ -90,41 +90,36 @@ def _futex(f: Function, address: Value, operation: int, value: Value, limit: Val
     return f.call("syscall", "i64", *operands, type="i64 (i64, ...)")
 
 
-def _park() -> Function:
+@define("park_on", "void")
+def _park(f: Function, word: Ptr, seen: I64, nanoseconds: I64) -> None:
     """park(word, seen, nanoseconds): sleep until the word changes, or so long."""
-    f = Function("park_on", "void", ["ptr", "i64", "i64"], internal=True)
-    word, seen, nanoseconds = f.params
     if shm_wait.futex_number() is None:
         micros = f.smaller(nanoseconds, _FIRST_PARK) // 1000
         f.call("usleep", "i32", f.convert("trunc", micros, "i32"))
-        return f
+        return
     limit = f.stack("i64", 2)
     f.store(nanoseconds // _NANOSECONDS, limit)
     f.store(nanoseconds % _NANOSECONDS, limit, 8)
     # The futex compares the low half, which a counter changes at every step.
     _futex(f, word, shm_wait.FUTEX_WAIT, f.convert("trunc", seen, "i32"), limit)
-    return f
 
 
-def _wake() -> Function:
+@define("wake_all", "void")
+def _wake(f: Function, word: Ptr) -> None:
     """wake_all(word): wake every process that sleeps on the word."""
-    f = Function("wake_all", "void", ["ptr"], internal=True)
     if shm_wait.futex_number() is not None:
         most = f.value("i32", shm_wait.MOST_WAITERS)
-        _futex(f, f.params[0], shm_wait.FUTEX_WAKE, most, f.null())
-    return f
+        _futex(f, word, shm_wait.FUTEX_WAKE, most, f.null())
 
 
-def _first_missing() -> Function:
+@define("first_missing", "i64")
+def _first_missing(f: Function, state: Ptr, step: I64) -> None:
     """first_missing(state, step): the first rank that has not arrived in a step, or -1."""
-    f = Function("first_missing", "i64", ["ptr", "i64"], internal=True)
-    state, step = f.params
     with f.range(0, _word(f, state, native_state.SIZE)) as rank:
         arrived = f.atomic_load(_page(f, state, rank), 8 * shm_layout.ARRIVED)
         with f.if_(arrived < step):
             f.ret(rank)
     f.ret(-1)
-    return f
 
 
 def _trouble(f: Function, state: Value, digest: Value, what: int) -> Value:
@@ -134,14 +129,13 @@ def _trouble(f: Function, state: Value, digest: Value, what: int) -> Value:
     return f.call(function, "i64", f.value("i64", what)).differs(0)
 
 
-def _wait() -> Function:
+@define("wait_for", "i64")
+def _wait(f: Function, state: Ptr, step: I64, digest: I64) -> None:
     """wait_for(state, step, digest): wait for all, beyond the first pauses; 1 if Python raised.
 
     A waiter says so before it looks at the counter again, and a rank that arrives writes the
     counter before it looks for waiters: one of them sees the other.
     """
-    f = Function("wait_for", "i64", ["ptr", "i64", "i64"], internal=True)
-    state, step, digest = f.params
     yields = f.var("i64", _word(f, state, native_state.YIELDS))
     # Ranks that the system put on one core, though there are enough, would yield to each other for
     # thousands of calls, 13 us each where 3 would do, and not be moved: only one that slept is
@@ -170,16 +164,14 @@ def _wait() -> Function:
                 f.ret(1)
             nanoseconds.set(f.smaller(nanoseconds.get() * 2, _LONGEST_PARK))
     f.ret(0)
-    return f
 
 
 # ---- meeting -------------------------------------------------------------------------------------
 
 
-def _enter() -> Function:
+@define("enter_call", "void")
+def _enter(f: Function, state: Ptr, digest: I64, packed: Ptr) -> None:
     """enter_call(state, digest, packed): show the call that this rank enters."""
-    f = Function("enter_call", "void", ["ptr", "i64", "ptr"], internal=True)
-    state, digest, packed = f.params
     sequence = _word(f, state, native_state.SEQUENCE) + 1
     f.store(sequence, state, 8 * native_state.SEQUENCE)
     page = _page(f, state, _word(f, state, native_state.RANK))
@@ -191,26 +183,22 @@ def _enter() -> Function:
         f.store(digest, shown)
     f.store(sequence + 1, page, 8 * shm_layout.ENTERED)
     f.store(core(f), page, 8 * shm_layout.CORE)
-    return f
 
 
-def _agree() -> Function:
+@define("agree", "i64")
+def _agree(f: Function, state: Ptr, digest: I64) -> None:
     """agree(state, digest): 1 if every rank shows the same call."""
-    f = Function("agree", "i64", ["ptr", "i64"], internal=True)
-    state, digest = f.params
     odd = _word(f, state, native_state.SEQUENCE) & 1
     with f.range(0, _word(f, state, native_state.SIZE)) as rank:
         shown = f.at(_page(f, state, rank), odd * 8 + 8 * shm_layout.DIGEST)
         with f.if_(f.load("i64", shown).differs(digest)):
             f.ret(0)
     f.ret(1)
-    return f
 
 
-def _meet() -> Function:
+@define("meet", "i64")
+def _meet(f: Function, state: Ptr, digest: I64, first: I64) -> None:
     """meet(state, digest, first): say that the slot is filled, wait for all; 1 if Python raised."""
-    f = Function("meet", "i64", ["ptr", "i64", "i64"], internal=True)
-    state, digest, first = f.params
     step = _word(f, state, native_state.STEP) + 1
     f.store(step, state, 8 * native_state.STEP)
     own = _page(f, state, _word(f, state, native_state.RANK))
@@ -234,19 +222,17 @@ def _meet() -> Function:
             with f.if_(_trouble(f, state, digest, native_state.DIFFERENT)):
                 f.ret(1)
     f.ret(0)
-    return f
 
 
 # ---- the flight record ---------------------------------------------------------------------------
 
 
-def _begin_record() -> Function:
+@define("begin_record", "i64")
+def _begin_record(f: Function, state: Ptr, label: I64, nbytes: I64) -> None:
     """begin_record(state, label, bytes): record a collective's begin; gives the last phase.
 
     The same as `GroupLog.begin`. The record's number is written last, for readers that look on.
     """
-    f = Function("begin_record", "i64", ["ptr", "i64", "i64"], internal=True)
-    state, label, nbytes = f.params
     page = f.load("ptr", state, 8 * native_state.RECORD)
     count = f.load("i64", page, 8 * flight.COUNT)
     record = f.at(
@@ -274,16 +260,14 @@ def _begin_record() -> Function:
     f.store(count + 1, record, 8 * flight.SEQUENCE)
     f.store(count + 1, page, 8 * flight.COUNT)
     f.ret(before)
-    return f
 
 
-def _end_record() -> Function:
+@define("end_record", "void")
+def _end_record(f: Function, state: Ptr, place: I64, phase: I64, completed: I64) -> None:
     """end_record(state, place, phase, completed): the rank returns to its last phase.
 
     `place` is the number of records before this one; one that is not completed stays open.
     """
-    f = Function("end_record", "void", ["ptr", "i64", "i64", "i64"], internal=True)
-    state, place, phase, completed = f.params
     page = f.load("ptr", state, 8 * native_state.RECORD)
     now = f.call("now", "i64")
     with f.if_(completed.differs(0)):
@@ -294,16 +278,14 @@ def _end_record() -> Function:
         f.store(now, record, 8 * flight.COMPLETED)
     f.store(now, page, 8 * flight.SINCE)
     f.store(phase, page, 8 * flight.PHASE)
-    return f
 
 
 # ---- rounds --------------------------------------------------------------------------------------
 
 
-def _find_slots() -> Function:
+@define("find_slots", "void")
+def _find_slots(f: Function, state: Ptr, table: Ptr) -> None:
     """find_slots(state, table): all ranks' slots of this step, and mine of the next."""
-    f = Function("find_slots", "void", ["ptr", "ptr"], internal=True)
-    state, table = f.params
     slots, width = (
         f.load("ptr", state, 8 * native_state.SLOTS),
         _word(f, state, native_state.SLOT_BYTES),
@@ -315,7 +297,6 @@ def _find_slots() -> Function:
         )
     own = _word(f, state, native_state.RANK) * 2 + (odd ^ 1)
     f.store(f.at(slots, own * width), table, 8 * encode_collectives.NEXT)
-    return f
 
 
 def _place(f: Function, table: Value, words: Value, at: int | Value) -> Value:
@@ -324,50 +305,43 @@ def _place(f: Function, table: Value, words: Value, at: int | Value) -> Value:
     return f.at(memory, f.load("i64", words, at + 8))
 
 
-def _copy_rows() -> Function:
+@define("copy_rows", "void")
+def _copy_rows(f: Function, table: Ptr, action: Ptr) -> None:
     """copy_rows(table, action): one copy, row by row."""
-    f = Function("copy_rows", "void", ["ptr", "ptr"], internal=True)
-    table, action = f.params
     target, source = (_place(f, table, action, at) for at in (16, 32))
     width, rows, ahead, behind = (f.load("i64", action, at) for at in (48, 56, 64, 72))
     with f.range(0, rows) as row:
         to, origin = f.at(target, row * ahead), f.at(source, row * behind)
         f.call("memcpy", "ptr", to, origin, width)
-    return f
 
 
-def _reduce() -> Function:
+@define("reduce_slots", "void")
+def _reduce(f: Function, table: Ptr, action: Ptr, args: Ptr) -> None:
     """reduce_slots(table, action, args): one reduction."""
-    f = Function("reduce_slots", "void", ["ptr", "ptr", "ptr"], internal=True)
-    table, action, args = f.params
     kernel, count = f.load("ptr", action, 16), f.load("i64", action, 24)
     sources, targets = f.load("i64", action, 32), f.load("i64", action, 40)
     with f.range(0, sources + targets) as i:
         f.store(_place(f, table, action, i * 16 + 8 * encode_collectives.REDUCE_WORDS), args, i * 8)
     # Both numbers stand side by side, as the kernel wants them.
     f.call(kernel, "void", args, f.at(action, 32), f.value("i64", 0), count)
-    return f
 
 
-def _show() -> Function:
+@define("show_places", "void")
+def _show(f: Function, state: Ptr, table: Ptr, action: Ptr) -> None:
     """show_places(state, table, action): let the others read from some places."""
-    f = Function("show_places", "void", ["ptr"] * 3, internal=True)
-    state, table, action = f.params
     page = _page(f, state, _word(f, state, native_state.RANK))
     with f.range(0, f.load("i64", action, 16)) as i:
         shown = _place(f, table, action, i * 16 + 8 * encode_collectives.SHOW_WORDS)
         f.store(shown, f.at(page, i * 8 + 8 * shm_layout.SHOWN))
-    return f
 
 
-def _read_rows() -> Function:
+@define("read_rows", "i64")
+def _read_rows(f: Function, state: Ptr, table: Ptr, action: Ptr) -> None:
     """read_rows(state, table, action): copy rows from a rank's memory; 1 if that failed."""
-    f = Function("read_rows", "i64", ["ptr"] * 3, internal=True)
-    state, table, action = f.params
     number = direct_read.readv_number()
     if number is None:
         f.ret(1)  # never called: ranks read only where they found that they can
-        return f
+        return
     target, rank = _place(f, table, action, 16), f.load("i64", action, 32)
     page = _page(f, state, rank)
     shown = f.at(page, f.load("i64", action, 40) * 8 + 8 * shm_layout.SHOWN)
@@ -389,16 +363,14 @@ def _read_rows() -> Function:
             f.store(rank, state, 8 * native_state.UNREAD)
             f.ret(1)
     f.ret(0)
-    return f
 
 
-def _run_actions() -> Function:
+@define("run_actions", "i64")
+def _run_actions(f: Function, state: Ptr, step: Ptr, table: Ptr, args: Ptr, own: Ptr) -> None:
     """run_actions(state, step, table, args, own): all actions of a step; 1 if Python raised.
 
     `own` is the part of the table behind the devices' buffers.
     """
-    f = Function("run_actions", "i64", ["ptr"] * 5, internal=True)
-    state, step, table, args, own = f.params
     digest = field(f, step, 1)
     f.call("find_slots", "void", state, own)
     action = f.var("ptr", f.at(step, field(f, step, 3) * 8))
@@ -425,13 +397,13 @@ def _run_actions() -> Function:
                 f.ret(1)
         action.set(f.at(now, f.load("i64", now, 8) * 8))
     f.ret(0)
-    return f
 
 
-def _ranks() -> Function:
+@define("run_ranks", "i64")
+def _ranks(
+    f: Function, context: Ptr, step: Ptr, _end: Ptr, active: Ptr, count: I64, args: Ptr
+) -> None:
     """Run a collective with other processes: all local devices must be there."""
-    f = Function("run_ranks", "i64", STEP_SIGNATURE, internal=True)
-    context, step, _, active, count, args = f.params
     devices = f.load("i64", context, DEVICE_COUNT)
     with f.if_(count < devices):
         report_reached(f, context, step, active, count)
@@ -465,4 +437,3 @@ def _ranks() -> Function:
         report_step(f, context, step)
         f.ret(TROUBLE)
     f.ret(OK)
-    return f

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 
-from spmd.compile.native.llvm.function_builder import Function
+from spmd.compile.native.llvm.function_builder import I64, Function, define
 
 # Scratch blocks from here on start on a huge page.
 HUGE_PAGE = 2 * 2**20
@@ -18,22 +18,20 @@ def scratch_texts() -> list[str]:
     return [key, _initialize().text(), _scratch().text()]
 
 
-def _initialize() -> Function:
+@define("spmd_initialize", "i32", exported=True)
+def _initialize(f: Function) -> None:
     """Prepare the runtime, once per process; give 0, or the error of pthread_key_create."""
-    f = Function("spmd_initialize", "i32", [])
     f.ret(f.call("pthread_key_create", "i32", f.symbol("scratch_key"), f.symbol("free")))
-    return f
 
 
-def _scratch() -> Function:
+@define("scratch", "ptr")
+def _scratch(f: Function, needed: I64) -> None:
     """scratch(bytes): memory of the calling thread, kept until it ends or asks for more.
 
     The block starts with its size, in a cache line of its own. Null if there is no memory. Large
     blocks ask for huge pages: packed operands are read all over, and with small pages the look-ups
     of their addresses cost a product of 1024 rows up to a third of its speed.
     """
-    f = Function("scratch", "ptr", ["i64"], internal=True)
-    needed = f.params[0]
     key = f.load("i64", f.symbol("scratch_key"))
     block = f.call("pthread_getspecific", "ptr", key)
     with f.if_(block.differs(0)):
@@ -54,4 +52,3 @@ def _scratch() -> Function:
     f.store(needed, fresh)
     f.call("pthread_setspecific", "i32", key, fresh)
     f.ret(f.at(fresh, 64))
-    return f

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import I64, Function, Ptr, Value, define
 from spmd.compile.native.runtime.ir.wait import relax
 from spmd.compile.native.runtime.pool_layout import (
     INSIDE,
@@ -47,26 +47,23 @@ def core(f: Function) -> Value:
     return f.convert("sext", f.call("sched_getcpu", "i32"), "i64") + 1
 
 
-def _note_cores() -> Function:
+@define("note_cores", "void")
+def _note_cores(f: Function, mask: Ptr) -> None:
     """note_cores(mask): write down the cores that the calling thread may use, or none."""
-    f = Function("note_cores", "void", ["ptr"], internal=True)
-    (mask,) = f.params
     if _CAN_PLACE:
         size = f.value("i64", MASK_BYTES)
         f.call("memset", "ptr", mask, f.value("i32", 0), size)
         f.call("sched_getaffinity", "i32", f.value("i32", 0), size, mask)
-    return f
 
 
-def _keep_off() -> Function:
+@define("keep_off", "void")
+def _keep_off(f: Function, threads: Ptr, avoided: Ptr, count: I64, mask: Ptr) -> None:
     """keep_off(threads, avoided, count, mask): keep threads off the core that this runs on.
 
     `avoided` is for each thread the core that it was kept off before.
     """
-    f = Function("keep_off", "void", ["ptr", "ptr", "i64", "ptr"], internal=True)
-    threads, avoided, count, mask = f.params
     if not _CAN_PLACE:
-        return f
+        return
     here = core(f)
     with f.if_((count > MOST_PLACED) | (here <= 0) | (here > _CORES)):
         f.ret()
@@ -86,34 +83,31 @@ def _keep_off() -> Function:
             with f.if_(some.get().differs(0)):
                 thread, size = f.load("i64", threads, i * 8), f.value("i64", MASK_BYTES)
                 f.call("pthread_setaffinity_np", "i32", thread, size, rest)
-    return f
 
 
-def _used() -> Function:
+@define("used", "i64")
+def _used(f: Function, thread: I64) -> None:
     """used(thread): the processor time of a thread in nanoseconds, its present turn included."""
-    f = Function("used", "i64", ["i64"], internal=True)
     if not _CAN_PLACE:
         f.ret(0)
-        return f
+        return
     clock, time = f.stack("i32"), f.stack("i64", 2)
-    failed = f.call("pthread_getcpuclockid", "i32", f.params[0], clock)
+    failed = f.call("pthread_getcpuclockid", "i32", thread, clock)
     with f.if_(failed.differs(0)):
         f.ret(f.call("now", "i64"))
     f.call("clock_gettime", "i32", f.load("i32", clock), time)
     f.ret(f.load("i64", time) * 1_000_000_000 + f.load("i64", time, 8))
-    return f
 
 
-def _bring_held() -> Function:
+@define("bring_held", "i64")
+def _bring_held(f: Function, threads: Ptr, avoided: Ptr, lines: Ptr, count: I64) -> None:
     """bring_held(threads, avoided, lines, count): bring workers that get no time to this core.
 
     Gives how many. `lines` are those of the threads; see `LINE_BYTES`.
     """
-    f = Function("bring_held", "i64", ["ptr", "ptr", "ptr", "i64"], internal=True)
-    threads, avoided, lines, count = f.params
     if not _CAN_PLACE:
         f.ret(0)
-        return f
+        return
     here = core(f)
     with f.if_((count > MOST_PLACED) | (here <= 0) | (here > _CORES)):
         f.ret(0)
@@ -138,4 +132,3 @@ def _bring_held() -> Function:
             f.store(f.value("i64", 0), f.at(avoided, i * 8))
             brought.set(brought.get() + 1)
     f.ret(brought.get())
-    return f

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import signal
 
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import I64, Function, Ptr, Value, define
 from spmd.compile.native.runtime.pool_layout import (
     AVOIDED,
     BACKWARDS,
@@ -95,11 +95,10 @@ def _one(f: Function, number: int = 1) -> Value:
     return f.value("i64", number)
 
 
-def _take_chunks() -> Function:
+@define("take_chunks", "void")
+def _take_chunks(f: Function, thread: I64) -> None:
     """take_chunks(thread): run chunks of the present job, of one's own part first, while any is
     left."""
-    f = Function("take_chunks", "void", ["i64"], internal=True)
-    (thread,) = f.params
     pool = f.symbol("spmd_pool")
     body, context = f.load("ptr", pool, BODY), f.load("ptr", pool, CONTEXT)
     units, chunk = f.load("i64", pool, UNITS), f.load("i64", pool, CHUNK)
@@ -116,12 +115,11 @@ def _take_chunks() -> Function:
             f.break_if(taken >= end - first)
             begin = f.select(backwards, end - 1 - taken, first + taken) * chunk
             f.call(body, "void", context, begin, f.smaller(begin + chunk, units))
-    return f
 
 
-def _leave() -> Function:
+@define("leave", "void")
+def _leave(f: Function) -> None:
     """Leave the gate, and wake the caller if it waits for the last one to leave."""
-    f = Function("leave", "void", [], internal=True)
     pool = f.symbol("spmd_pool")
     before = f.atomic("sub", pool, GATE, _one(f))
     with f.if_(before.equals(1)):  # the gate was closed, and no worker is inside any more
@@ -129,17 +127,16 @@ def _leave() -> Function:
             f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
             f.call("pthread_cond_signal", "i32", f.at(pool, DONE))
             f.call("pthread_mutex_unlock", "i32", f.at(pool, MUTEX))
-    return f
 
 
-def _worker() -> Function:
+@define("worker", "ptr")
+def _worker(f: Function, argument: Ptr) -> None:
     """The life of a worker: wait for a job, enter if the gate is open, take chunks, leave.
 
     Its argument is the number of the last job times `_EPOCH_STEP`, plus its own from 1.
     """
-    f = Function("worker", "ptr", ["ptr"], internal=True)
     pool = f.symbol("spmd_pool")
-    begun = f.convert("ptrtoint", f.params[0], "i64")
+    begun = f.convert("ptrtoint", argument, "i64")
     thread, seen = begun % _EPOCH_STEP, f.var("i64", begun // _EPOCH_STEP)
     patience, line = f.var("i64", WORKER_NS), f.at(f.at(pool, LINES), thread * LINE_BYTES)
     with f.loop():
@@ -159,7 +156,6 @@ def _worker() -> Function:
             f.atomic_store(_one(f, 0), line, INSIDE)
         f.call("leave", "void")
     f.ret(f.null())
-    return f
 
 
 def _park(f: Function, pool: Value, seen: Value) -> None:
@@ -177,9 +173,9 @@ def _park(f: Function, pool: Value, seen: Value) -> None:
     f.call("pthread_mutex_unlock", "i32", f.at(pool, MUTEX))
 
 
-def _start() -> Function:
+@define("start", "void")
+def _start(f: Function) -> None:
     """Create the workers, with all signals blocked: those belong to the Python threads."""
-    f = Function("start", "void", [], internal=True)
     pool = f.symbol("spmd_pool")
     f.call("pthread_mutex_init", "i32", f.at(pool, MUTEX), f.null())
     f.call("pthread_cond_init", "i32", f.at(pool, WORK), f.null())
@@ -204,12 +200,11 @@ def _start() -> Function:
     f.atomic_store(started.get(), pool, STARTED)
     # If no thread can be made, do not try again at each job.
     f.store(started.get(), pool, WORKERS)
-    return f
 
 
-def _wait_for_workers() -> Function:
+@define("wait_for_workers", "void")
+def _wait_for_workers(f: Function) -> None:
     """Close the gate and wait until no worker is inside."""
-    f = Function("wait_for_workers", "void", [], internal=True)
     pool = f.symbol("spmd_pool")
     f.atomic("and", pool, GATE, _one(f, ~OPEN))
     zero, patience = _one(f, 0), _one(f, LOOK_NS)
@@ -236,25 +231,22 @@ def _wait_for_workers() -> Function:
     f.call("pthread_mutex_unlock", "i32", f.at(pool, MUTEX))
     with f.if_(brought.get() > 0):
         f.call("place", "void")
-    return f
 
 
-def _place() -> Function:
+@define("place", "void")
+def _place(f: Function) -> None:
     """Keep the workers off the core of the caller."""
-    f = Function("place", "void", [], internal=True)
     pool = f.symbol("spmd_pool")
     threads, avoided = f.at(pool, THREADS), f.at(pool, AVOIDED)
     f.call("keep_off", "void", threads, avoided, f.load("i64", pool, STARTED), f.at(pool, CORES))
-    return f
 
 
-def _parallel_for() -> Function:
+@define("parallel_for", "void")
+def _parallel_for(f: Function, body: Ptr, context: Ptr, units: I64, chunk: I64) -> None:
     """parallel_for(body, context, units, chunk): `body(context, begin, end)` over all units.
 
     A job inside a job, and a second job beside one, run on their caller alone.
     """
-    f = Function("parallel_for", "void", ["ptr", "ptr", "i64", "i64"], internal=True)
-    body, context, units, chunk = f.params
     pool = f.symbol("spmd_pool")
     with f.if_(f.atomic("xchg", pool, BUSY, _one(f)).differs(0)):
         f.call(body, "void", context, _one(f, 0), units)
@@ -285,12 +277,11 @@ def _parallel_for() -> Function:
     f.call("take_chunks", "void", _one(f, 0))
     f.call("wait_for_workers", "void")
     f.atomic_store(_one(f, 0), pool, BUSY)
-    return f
 
 
-def _stop() -> Function:
+@define("spmd_pool_stop", "i64", exported=True)
+def _stop(f: Function) -> None:
     """End all workers and wait for them; give 0 if a job is running, else 1."""
-    f = Function("spmd_pool_stop", "i64", [])
     pool = f.symbol("spmd_pool")
     with f.if_(f.atomic("xchg", pool, BUSY, _one(f)).differs(0)):
         f.ret(0)
@@ -308,33 +299,29 @@ def _stop() -> Function:
         f.atomic_store(_one(f, 0), pool, STOPPING)
     f.atomic_store(_one(f, 0), pool, BUSY)
     f.ret(1)
-    return f
 
 
-def _reset() -> Function:
+@define("spmd_pool_reset", "void", exported=True)
+def _reset(f: Function, workers: I64) -> None:
     """Forget all threads and jobs, in a forked child: it has neither."""
-    f = Function("spmd_pool_reset", "void", ["i64"])
     pool = f.symbol("spmd_pool")
     f.call("memset", "ptr", pool, f.value("i32", 0), f.value("i64", POOL_BYTES))
-    f.store(f.params[0], pool, WORKERS)
-    return f
+    f.store(workers, pool, WORKERS)
 
 
-def _call_kernel() -> Function:
+@define("call_kernel", "void")
+def _call_kernel(f: Function, context: Ptr, begin: I64, end: I64) -> None:
     """A job body: the kernel call described by context = [function, args, sizes]."""
-    f = Function("call_kernel", "void", ["ptr", "i64", "i64"], internal=True)
-    context, begin, end = f.params
     function, args, sizes = (f.load("ptr", context, 8 * i) for i in range(3))
     f.call(function, "void", args, sizes, begin, end)
-    return f
 
 
-def _parallel_kernel() -> Function:
+@define("spmd_parallel_kernel", "void", exported=True)
+def _parallel_kernel(
+    f: Function, function: Ptr, args: Ptr, sizes: Ptr, units: I64, chunk: I64
+) -> None:
     """spmd_parallel_kernel(function, args, sizes, units, chunk): one kernel call on the pool."""
-    f = Function("spmd_parallel_kernel", "void", ["ptr", "ptr", "ptr", "i64", "i64"])
-    function, args, sizes, units, chunk = f.params
     context = f.stack("ptr", 3)
     for i, value in enumerate((function, args, sizes)):
         f.store(value, context, 8 * i)
     f.call("parallel_for", "void", f.symbol("call_kernel"), context, units, chunk)
-    return f

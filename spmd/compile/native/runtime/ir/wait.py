@@ -12,7 +12,7 @@ import ctypes
 import platform
 import sys
 
-from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.function_builder import Function, Value, define
 
 # Looks with a pause between them (15 to 60 ns each) before a waiting thread yields.
 PAUSES = 500
@@ -108,16 +108,15 @@ def _note_loss(f: Function, contended: Value, begun: Value, now: Value) -> None:
     f.store(now + span, contended, UNTIL)
 
 
-def _switches() -> Function:
+@define("switches", "i64")
+def _switches(f: Function) -> None:
     """switches(): how often this thread was taken off its core while it wanted to run."""
-    f = Function("switches", "i64", [], internal=True)
     if not _COUNTS_SWITCHES:
         f.ret(0)
-        return f
+        return
     usage = f.stack("i64", _USAGE_WORDS)
     f.call("getrusage", "i32", f.value("i32", _THIS_THREAD), usage)
     f.ret(f.load("i64", usage, 8 * _TAKEN_OFF))
-    return f
 
 
 def _holds(f: Function, word: Value, value: Value, wanted: str) -> Value:

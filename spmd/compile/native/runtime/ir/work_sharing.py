@@ -7,7 +7,7 @@ The core runs the same steps on one thread, and comes here when that would take 
 
 from __future__ import annotations
 
-from spmd.compile.native.llvm.function_builder import Function
+from spmd.compile.native.llvm.function_builder import I64, Function, Ptr, define
 from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import COARSE_PS, NO_MEMORY, OK, PARALLEL_PS
 from spmd.compile.native.runtime import pool_layout
@@ -33,7 +33,6 @@ from spmd.compile.native.runtime.ir.execute import (
     resolve,
     write_job,
 )
-from spmd.compile.native.runtime.ir.module import STEP_SIGNATURE
 from spmd.compile.native.runtime.ir.thread_pool import WORKER_NS
 
 
@@ -55,10 +54,9 @@ def batch_texts() -> list[str]:
     return [f.text() for f in (resolve(), _batch_pieces(), _batch())]
 
 
-def _share() -> Function:
+@define("share", "void")
+def _share(f: Function, context: Ptr, body: Ptr, job: Ptr, units: I64, unit_ps: I64) -> None:
     """share(context, body, job, units, unit_ps): run a body over units, on the pool if it pays."""
-    f = Function("share", "void", ["ptr", "ptr", "ptr", "i64", "i64"], internal=True)
-    context, body, job, units, unit_ps = f.params
     threads = f.load("i64", context, THREADS)
     total = units * unit_ps
     pays = all_of(threads > 1, units > 1, total >= PARALLEL_PS)
@@ -79,13 +77,11 @@ def _share() -> Function:
             f.call("parallel_for", "void", body, job, units, f.larger(f.larger(chunk, least), 1))
             f.ret()
     f.call(body, "void", job, f.value("i64", 0), units)
-    return f
 
 
-def _kernel_units() -> Function:
+@define("kernel_units", "void")
+def _kernel_units(f: Function, job: Ptr, begin: I64, end: I64) -> None:
     """Pool body: units [begin, end) of a kernel step, counted over all active devices."""
-    f = Function("kernel_units", "void", ["ptr", "i64", "i64"], internal=True)
-    job, begin, end = f.params
     context, step = f.load("ptr", job, JOB_CONTEXT), f.load("ptr", job, JOB_STEP)
     active, units = f.load("ptr", job, JOB_ACTIVE), f.load("i64", job, JOB_UNITS)
     # A body may run on any thread, so the arguments need room of its own.
@@ -105,49 +101,43 @@ def _kernel_units() -> Function:
             it.otherwise()
             f.atomic_store(f.value("i64", 1), job, JOB_FAILED)
         now.set(unit + (last - first))
-    return f
 
 
-def _share_kernel() -> Function:
+@define("share_kernel", "i64")
+def _share_kernel(
+    f: Function, context: Ptr, step: Ptr, end: Ptr, active: Ptr, count: I64, _args: Ptr
+) -> None:
     """Run a kernel step on the pool, if that pays."""
-    f = Function("share_kernel", "i64", STEP_SIGNATURE, internal=True)
-    context, step, end, active, count, _ = f.params
     units, unit_ps = field(f, step, 1), field(f, step, 2)
     job = write_job(f, context, step, end, active, units)
     f.call("share", "void", context, f.symbol("kernel_units"), job, units * count, unit_ps)
     failed = f.load("i64", job, JOB_FAILED)
     f.ret(f.select(failed.equals(0), f.value("i64", OK), NO_MEMORY))
-    return f
 
 
-def _copy_pieces() -> Function:
+@define("copy_pieces", "void")
+def _copy_pieces(f: Function, job: Ptr, begin: I64, end: I64) -> None:
     """Pool body: pieces [begin, end) of a copy, job = [target, source, bytes]."""
-    f = Function("copy_pieces", "void", ["ptr", "i64", "i64"], internal=True)
-    job, begin, end = f.params
     first = begin * COPY_PIECE
     length = f.smaller(end * COPY_PIECE, f.load("i64", job, 16)) - first
     target, source = f.load("ptr", job), f.load("ptr", job, 8)
     f.call("memcpy", "ptr", f.at(target, first), f.at(source, first), length)
-    return f
 
 
-def _share_copy() -> Function:
+@define("share_copy", "void")
+def _share_copy(f: Function, context: Ptr, to: Ptr, origin: Ptr, nbytes: I64) -> None:
     """share_copy(context, to, from, bytes): a long copy between places that do not overlap."""
-    f = Function("share_copy", "void", ["ptr", "ptr", "ptr", "i64"], internal=True)
-    context, to, origin, nbytes = f.params
     job = f.stack("i64", 3)
     for i, value in enumerate((to, origin, nbytes)):
         f.store(value, job, 8 * i)
     pieces = (nbytes + (COPY_PIECE - 1)) // COPY_PIECE
     body, piece_ps = f.symbol("copy_pieces"), f.value("i64", COPY_PIECE_PS)
     f.call("share", "void", context, body, job, pieces, piece_ps)
-    return f
 
 
-def _batch_pieces() -> Function:
+@define("batch_pieces", "void")
+def _batch_pieces(f: Function, job: Ptr, begin: I64, end: I64) -> None:
     """Pool body: pieces [begin, end) of a batch, counted over all active devices."""
-    f = Function("batch_pieces", "void", ["ptr", "i64", "i64"], internal=True)
-    job, begin, end = f.params
     context, batch = f.load("ptr", job, JOB_CONTEXT), f.load("ptr", job, JOB_STEP)
     active, pieces = f.load("ptr", job, JOB_ACTIVE), f.load("i64", job, JOB_UNITS)
     args = f.stack_bytes(f.load("i64", context, ARGS) * 8)
@@ -164,16 +154,15 @@ def _batch_pieces() -> Function:
             f.call(function, "void", args, sizes, first, last)
             it.otherwise()
             f.atomic_store(f.value("i64", 1), job, JOB_FAILED)
-    return f
 
 
-def _batch() -> Function:
+@define("run_batch", "i64")
+def _batch(
+    f: Function, context: Ptr, step: Ptr, end: Ptr, active: Ptr, count: I64, _args: Ptr
+) -> None:
     """Run a batch: all pieces of all its kernels are one job for the pool."""
-    f = Function("run_batch", "i64", STEP_SIGNATURE, internal=True)
-    context, step, end, active, count, _ = f.params
     pieces = field(f, step, 0)
     job = write_job(f, context, step, end, active, pieces)
     body, piece_ps = f.symbol("batch_pieces"), field(f, step, 1)
     f.call("share", "void", context, body, job, pieces * count, piece_ps)
     f.ret(f.select(f.load("i64", job, JOB_FAILED).equals(0), f.value("i64", OK), NO_MEMORY))
-    return f
