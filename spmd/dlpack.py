@@ -17,10 +17,22 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.errors import DtypeError
 from spmd.base.source import current_source
-from spmd.numpy.standard import from_dlpack
+from spmd.numpy import standard
 from spmd.sharding.array import Array
 
 __all__ = ["from_dlpack", "is_supported_dtype", "to_dlpack"]
+
+
+def from_dlpack(external_array: Any, device: Any = None, copy: bool | None = None) -> Array:
+    """Make an array of another library's array, in the same memory where that can be.
+
+    The arguments, the result and the errors are those of `spmd.numpy.from_dlpack`:
+    `external_array` is an object with `__dlpack__`, and `device` a device or sharding.
+
+    >>> from_dlpack(np.arange(3.0, dtype=np.float32))
+    Array([0., 1., 2.], dtype=float32)
+    """
+    return standard.from_dlpack(external_array, device=device, copy=copy)
 
 
 def is_supported_dtype(dtype: Any) -> bool:

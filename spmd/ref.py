@@ -112,9 +112,9 @@ class Ref(cells.Cell, HasAval):
         """Write the elements at an index, and return what was there."""
         return swap(self, index, value)
 
-    def addupdate(self, value: Any, index: Any = None) -> None:
+    def addupdate(self, x: Any, idx: Any = None) -> None:
         """Add to the elements at an index."""
-        addupdate(self, index, value)
+        addupdate(self, idx, x)
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError("a mutable array is no array; read it, ref[...]")

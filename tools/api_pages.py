@@ -52,6 +52,7 @@ NAMESPACES = (
     "spmd.scipy.optimize",
     "spmd.scipy.signal",
     "spmd.scipy.sparse.linalg",
+    "spmd.scipy.spatial.transform",
     "spmd.scipy.special",
     "spmd.scipy.stats",
     "spmd.ref",

@@ -131,7 +131,8 @@ _containers: dict[type, Container] = {
 def _named_tuple_container(kind: type) -> Container:
     fields = kind._fields  # type: ignore[attr-defined]
     return Container(
-        lambda t: (t, None),
+        # Its fields, whatever `len`, `x[i]` and iteration are in the class.
+        lambda t: (tuple.__getitem__(t, slice(None)), None),
         lambda _, c: kind(*c),
         lambda _, n: [GetAttrKey(f) for f in fields],
     )

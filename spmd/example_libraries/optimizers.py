@@ -77,17 +77,18 @@ class Optimizer(NamedTuple):
     get_params: Callable[[OptimizerState], Any]
 
 
-def optimizer(maker: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Optimizer]:
+def optimizer(opt_maker: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Optimizer]:
     """Make an optimizer of pytrees out of one of single arrays.
 
-    `maker` returns `init(x)`, `update(step, grad, state)` and `get_params(state)` for one array.
-    The result has the parameters of `maker`, and returns an `Optimizer`. Its `update_fn` raises a
-    `PytreeError` if the gradients have another structure than the parameters.
+    `opt_maker` returns `init(x)`, `update(step, grad, state)` and `get_params(state)` for one
+    array.
+    The result has the parameters of `opt_maker`, and returns an `Optimizer`. Its `update_fn` raises
+    a `PytreeError` if the gradients have another structure than the parameters.
     """
 
-    @functools.wraps(maker)
+    @functools.wraps(opt_maker)
     def make(*args: Any, **kwargs: Any) -> Optimizer:
-        init, update, get_params = maker(*args, **kwargs)
+        init, update, get_params = opt_maker(*args, **kwargs)
 
         def tree_init(params: Any) -> OptimizerState:
             leaves, tree = tree_flatten(params)

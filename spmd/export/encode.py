@@ -407,8 +407,14 @@ def register_pytree_node_serialization(
     serialized_name: str,
     serialize_auxdata: Callable[[Any], bytes],
     deserialize_auxdata: Callable[[bytes], Any],
+    from_children: Callable[[Any, Any], Any] | None = None,
 ) -> type:
-    """Let exported files hold a pytree class, by a name that the loading program registers too."""
+    """Let exported files hold a pytree class, by a name that the loading program registers too.
+
+    `serialize_auxdata` writes what `tree_flatten` keeps beside the children, and
+    `deserialize_auxdata` reads it. `from_children` is accepted for JAX's sake: objects are made by
+    the function that the class was registered with.
+    """
     entry = Registered(nodetype, serialized_name, serialize_auxdata, deserialize_auxdata)
     before = _registered.get(serialized_name)
     if before is not None and before.kind is not nodetype:

@@ -7,6 +7,7 @@ in which it was written, on several devices in lockstep with the devices in mesh
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -426,18 +427,19 @@ io_callback_p = Primitive(
 
 
 def debug_callback(
-    callback: Callable[..., Any],
+    callback: Callable[..., Any] | None = None,
     *args: Any,
     ordered: bool = False,
     partitioned: bool = False,
     **kwargs: Any,
-) -> None:
+) -> Any:
     """Call a Python function with values of a compiled program, for its effects, not its result.
 
     It works under every transformation: `vmap` calls it for each example, `pmap` and `shard_map`
     for each device (`debug.here()` says which), differentiation calls it in the forward pass, on
     primal values. Calls keep their order, `ordered` or not, and are made even if nothing else is
-    computed; each device shows its own values, `partitioned` or not.
+    computed; each device shows its own values, `partitioned` or not. Without `callback` this is a
+    decorator: the function is called back wherever it is called.
 
     >>> import spmd, spmd.numpy as snp
     >>> seen = []
@@ -449,12 +451,30 @@ def debug_callback(
     >>> seen
     [3.0]
     """
+    if callback is None and not args and not kwargs:
+        return _called_back(ordered, partitioned)
     if not callable(callback):
         raise ArgumentError(
             f"debug.callback: the first argument must be callable, got {callback!r}"
         )
     function, operands = _host_function(callback, args, kwargs)
     debug_callback_p.bind(*operands, function=function, ordered=bool(ordered))
+
+
+def _called_back(ordered: bool, partitioned: bool) -> Callable[..., Any]:
+    """The decorator of functions that are called back where they are called."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> None:
+            bound = functools.partial(
+                debug_callback, function, ordered=ordered, partitioned=partitioned
+            )
+            bound(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 def _debug_jvp(primals: Any, tangents: Any, **params: Any) -> Any:

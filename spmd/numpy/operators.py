@@ -14,6 +14,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.source import current_source
 from spmd.compile.dispatch.eager_cache import cached_binary, cached_index, cached_unary
 from spmd.core.aval import is_arraylike, typeof
 from spmd.numpy import (
@@ -188,9 +189,17 @@ def _flatten(self: Any, order: str = "C") -> Any:
     return manipulation.ravel(self, order)
 
 
-def _compress(self: Any, condition: Any, axis: int | None = None, **options: Any) -> Any:
+def _compress(
+    self: Any,
+    condition: Any,
+    axis: int | None = None,
+    *,
+    out: None = None,
+    size: int | None = None,
+    fill_value: Any = 0,
+) -> Any:
     """The slices along `axis` where the condition holds."""
-    return searching.compress(condition, self, axis, **options)
+    return searching.compress(condition, self, axis, size=size, fill_value=fill_value, out=out)
 
 
 def _to_device(self: Any, device: Any, *, stream: None = None) -> Any:
@@ -202,8 +211,13 @@ def _to_device(self: Any, device: Any, *, stream: None = None) -> Any:
     return creation.placed(self, device)
 
 
-def _view(self: Any, dtype: Any = None) -> Any:
+def _view(self: Any, dtype: Any = None, type: None = None) -> Any:
     """The same bits read as another dtype; the last dim grows or shrinks accordingly."""
+    if type is not None:
+        raise ArgumentError(
+            f"{current_source()}: view: type={type!r} must be None: arrays have one class; "
+            "dtype= says how to read the bits"
+        )
     if dtype is None:
         return self
     found = user_dtype(dtype, "view")

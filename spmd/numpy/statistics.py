@@ -251,7 +251,6 @@ def cov(
     ddof: int | None = None,
     fweights: Any = None,
     aweights: Any = None,
-    *,
     dtype: Any = None,
 ) -> Array:
     """The covariance matrix of variables, the rows of `m` (its columns, if not `rowvar`).
@@ -311,7 +310,7 @@ def _cov_weights(x: Any, fweights: Any, aweights: Any) -> Any:
 
 
 def corrcoef(
-    x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True, *, dtype: Any = None
+    x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True, dtype: Any = None
 ) -> Array:
     """The correlation coefficients of variables, the rows of `x` (its columns, if not `rowvar`).
 

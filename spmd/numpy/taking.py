@@ -137,7 +137,7 @@ def take_along_axis(
     mode: Any = None,
     fill_value: ArrayLike | None = None,
     *,
-    wrap_negative_indices: bool = True,
+    wrap_negative_indices: bool | None = None,
 ) -> Array:
     """Take elements along a dim at positions that differ from row to row, as `argsort` gives them.
 
@@ -154,7 +154,7 @@ def take_along_axis(
     if axis is None:
         x, axis = _flattened(x), 0
     axis, (x, indices) = _aligned("take_along_axis", x, indices, axis)
-    if wrap_negative_indices:
+    if wrap_negative_indices is None or wrap_negative_indices:
         indices = _wrapped(indices, typeof(x).shape[axis])
     aval, ndim = typeof(x), typeof(x).ndim
     if not aval.shape[axis]:

@@ -15,6 +15,7 @@ from spmd.scipy import (
     optimize,
     signal,
     sparse,
+    spatial,
     special,
     stats,
 )

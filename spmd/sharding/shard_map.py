@@ -90,7 +90,7 @@ def shard_map(
     mesh: NamedAxes | None = None,
     in_specs: Any = Infer,
     out_specs: Any,
-    axis_names: Any = None,
+    axis_names: Any = frozenset(),
     check_vma: bool = True,
 ) -> Callable[P, R]: ...
 
@@ -103,7 +103,7 @@ def shard_map(
     mesh: NamedAxes | None = None,
     in_specs: Any = Infer,
     out_specs: Any,
-    axis_names: Any = None,
+    axis_names: Any = frozenset(),
     check_vma: bool = True,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
@@ -115,7 +115,7 @@ def shard_map(
     mesh: NamedAxes | None = None,
     in_specs: Any = Infer,
     out_specs: Any,
-    axis_names: Any = None,
+    axis_names: Any = frozenset(),
     check_vma: bool = True,
 ) -> Callable[..., Any]:
     """Run `f` on every device of a mesh, each with its own shard of the arguments.
@@ -159,6 +159,8 @@ def shard_map(
             f"shard_map: {f!r} of type {type(f).__name__} is not callable; give a function"
         )
     what = f"shard_map({function_name(f)})"
+    if isinstance(axis_names, (set, frozenset)) and not axis_names:
+        axis_names = None  # all
     if not (axis_names is None or isinstance(axis_names, (set, frozenset))):
         raise ArgumentError(
             f"{current_source()}: {what}: axis_names={axis_names!r} must be a set of axis names, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -232,3 +232,28 @@ def test_partial_carries_its_arguments_as_children():
     assert doubled(0) == (2, 0, 6)
     with pytest.raises(ArgumentError, match="not callable"):
         Partial(3)
+
+
+class Shifted(NamedTuple):
+    """A named tuple that is a sequence of its own kind: a leaf's rows."""
+
+    rows: Any
+
+    def __len__(self) -> int:
+        raise TypeError("no length")
+
+    def __getitem__(self, k):
+        return Shifted(self.rows[k])
+
+    def __iter__(self):
+        raise TypeError("no iteration")
+
+
+def test_fields_of_a_named_tuple_are_its_children_whatever_its_methods_say():
+    tree = {"a": Shifted(1.0)}
+    leaves, treedef = tree_flatten(tree)
+    assert leaves == [1.0]
+    assert tree_unflatten(treedef, [2.0])["a"].rows == 2.0
+    (path, leaf), *rest = tree_flatten_with_path(tree)[0]
+    assert (keystr(path), leaf, rest) == ("['a'].rows", 1.0, [])
+    assert tree_map(lambda x: -x, tree)["a"].rows == -1.0

@@ -39,7 +39,18 @@ class DebugInfo:
     result_paths: Any = None
 
 
-def debug_info(traced_for: str, fun: Any, args: Any, kwargs: Any, **_: Any) -> DebugInfo:
+def debug_info(
+    traced_for: str,
+    fun: Any,
+    args: Any,
+    kwargs: Any,
+    *,
+    static_argnums: Sequence[int] = (),
+    static_argnames: Sequence[str] = (),
+    result_paths_thunk: Any = None,
+    sourceinfo: str | None = None,
+    signature: Any = None,
+) -> DebugInfo:
     """The names of a function that is about to be traced."""
     return DebugInfo(traced_for, getattr(fun, "__name__", str(fun)))
 

@@ -38,14 +38,44 @@ def record_scalar(event: str, value: float, **kwargs: Any) -> None:
         listener(event, value, **kwargs)
 
 
-register_event_listener = _event.append
-register_event_duration_secs_listener = _duration.append
-register_event_time_span_listener = _span.append
-register_scalar_listener = _scalar.append
-unregister_event_listener = _event.remove
-unregister_event_duration_listener = _duration.remove
-unregister_event_time_span_listener = _span.remove
-unregister_scalar_listener = _scalar.remove
+def register_event_listener(callback: Callable[..., Any]) -> None:
+    """Call `callback` for events from now on."""
+    _event.append(callback)
+
+
+def register_event_duration_secs_listener(callback: Callable[..., Any]) -> None:
+    """Call `callback` for durations from now on."""
+    _duration.append(callback)
+
+
+def register_event_time_span_listener(callback: Callable[..., Any]) -> None:
+    """Call `callback` for spans of time from now on."""
+    _span.append(callback)
+
+
+def register_scalar_listener(callback: Callable[..., Any]) -> None:
+    """Call `callback` for numbers from now on."""
+    _scalar.append(callback)
+
+
+def unregister_event_listener(callback: Callable[..., Any]) -> None:
+    """Call `callback` for events no longer; raises a ValueError if it was not."""
+    _event.remove(callback)
+
+
+def unregister_event_duration_listener(callback: Callable[..., Any]) -> None:
+    """Call `callback` for durations no longer; raises a ValueError if it was not."""
+    _duration.remove(callback)
+
+
+def unregister_event_time_span_listener(callback: Callable[..., Any]) -> None:
+    """Call `callback` for spans of time no longer; raises a ValueError if it was not."""
+    _span.remove(callback)
+
+
+def unregister_scalar_listener(callback: Callable[..., Any]) -> None:
+    """Call `callback` for numbers no longer; raises a ValueError if it was not."""
+    _scalar.remove(callback)
 
 
 def clear_event_listeners() -> None:

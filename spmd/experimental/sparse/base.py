@@ -10,6 +10,8 @@ import numpy as np
 
 import spmd.numpy as snp
 from spmd.api.vectorize import vmap
+from spmd.base.errors import RefusedError
+from spmd.base.source import current_source
 from spmd.core.trace import Tracer
 
 
@@ -83,6 +85,15 @@ class JAXSparse(abc.ABC):
 
     def __pos__(self) -> Any:
         return self
+
+
+def refuse_sharding(name: str, sharding: Any) -> None:
+    """Raise a `RefusedError` for a sharding that is not None: sparse arrays lie on one device."""
+    if sharding is not None:
+        raise RefusedError(
+            f"{current_source()}: {name}: got sharding {sharding}, but sparse arrays lie on one "
+            "device; leave the argument out, or place x.todense()"
+        )
 
 
 def over_batches(f: Callable[..., Any], n_batch: int) -> Callable[..., Any]:

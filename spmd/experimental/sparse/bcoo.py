@@ -92,10 +92,10 @@ class BCOO(JAXSparse):
         return (self.data, self.indices), kept
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: Any) -> BCOO:
+    def tree_unflatten(cls, aux_data: Any, children: Any) -> BCOO:
         new = object.__new__(cls)
         new.data, new.indices = children
-        new._sparse_shape, new.indices_sorted, new.unique_indices = aux
+        new._sparse_shape, new.indices_sorted, new.unique_indices = aux_data
         return new
 
     @classmethod

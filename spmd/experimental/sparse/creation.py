@@ -9,6 +9,7 @@ import numpy as np
 
 import spmd.numpy as snp
 import spmd.random as random
+from spmd.base.dtypes import canonical
 from spmd.base.errors import ArgumentError
 from spmd.experimental.sparse.base import over_batches
 from spmd.experimental.sparse.bcoo import BCOO, size_of
@@ -65,21 +66,24 @@ def random_bcoo(
     key: Any,
     shape: Sequence[int],
     *,
-    dtype: Any = np.float32,
+    dtype: Any = snp.float64,
     indices_dtype: Any = None,
     nse: float = 0.2,
     n_batch: int = 0,
     n_dense: int = 0,
     unique_indices: bool = True,
+    sorted_indices: bool = False,
     generator: Callable[..., Any] = random.uniform,
     **kwds: Any,
 ) -> BCOO:
     """A `BCOO` array with random indices and elements.
 
+    The indices are sorted, whether `sorted_indices` asks for it or not.
+
     `nse` is the number of elements for each batch, or below 1 the part of all. `generator(key,
     shape=, dtype=)` makes the elements; `kwds` are for it.
     """
-    shape = tuple(shape)
+    shape, dtype = tuple(shape), canonical(np.dtype(dtype))
     n_sparse = len(shape) - n_batch - n_dense
     if n_sparse < 0 or n_batch < 0 or n_dense < 0:
         raise ArgumentError(f"Invalid {n_batch=}, {n_dense=} for {shape=}")

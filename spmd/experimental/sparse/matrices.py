@@ -76,10 +76,10 @@ class COO(_Matrix):
         return (self.data, self.row, self.col), kept
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: Any) -> COO:
+    def tree_unflatten(cls, aux_data: Any, children: Any) -> COO:
         new = object.__new__(cls)
         new.data, new.row, new.col = children
-        new.shape, new._rows_sorted, new._cols_sorted = aux
+        new.shape, new._rows_sorted, new._cols_sorted = aux_data
         return new
 
     @classmethod
@@ -135,10 +135,10 @@ class CSR(_Matrix):
         return (self.data, self.indices, self.indptr), self.shape
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: Any) -> Any:
+    def tree_unflatten(cls, aux_data: Any, children: Any) -> Any:
         new = object.__new__(cls)
         new.data, new.indices, new.indptr = children
-        new.shape = aux
+        new.shape = aux_data
         return new
 
     @classmethod

@@ -10,7 +10,7 @@ import numpy as np
 import spmd.numpy as snp
 from spmd.base.errors import ShapeError
 from spmd.base.tree import register_pytree_node_class
-from spmd.experimental.sparse.base import JAXSparse, over_batches, with_batches
+from spmd.experimental.sparse.base import JAXSparse, over_batches, refuse_sharding, with_batches
 from spmd.experimental.sparse.bcoo import (
     BCOO,
     bcoo_extract,
@@ -92,10 +92,10 @@ class BCSR(JAXSparse):
         return (self.data, self.indices, self.indptr), kept
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: Any) -> BCSR:
+    def tree_unflatten(cls, aux_data: Any, children: Any) -> BCSR:
         new = object.__new__(cls)
         new.data, new.indices, new.indptr = children
-        new._sparse_shape, new.indices_sorted, new.unique_indices = aux
+        new._sparse_shape, new.indices_sorted, new.unique_indices = aux_data
         return new
 
     @classmethod
@@ -191,19 +191,43 @@ def bcsr_todense(mat: BCSR) -> Any:
     return mat.todense()
 
 
-def bcsr_dot_general(lhs: Any, rhs: Any, *, dimension_numbers: Any, **options: Any) -> Any:
+def bcsr_dot_general(
+    lhs: Any,
+    rhs: Any,
+    *,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+) -> Any:
     """The product of arrays of which at least one is a `BCSR`, as of `bcoo_dot_general`."""
+    refuse_sharding("bcsr_dot_general", out_sharding)
     both = (x.to_bcoo() if isinstance(x, BCSR) else x for x in (lhs, rhs))
-    out = bcoo_dot_general(*both, dimension_numbers=dimension_numbers, **options)
+    out = bcoo_dot_general(
+        *both,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
     fits = isinstance(out, BCOO) and out.n_sparse == 2
     return BCSR.from_bcoo(out) if fits else out
 
 
-def bcsr_extract(sparr: BCSR, mat: Any) -> BCSR:
-    """The sparse array with the indices of `sparr` and the elements of the dense `mat` there."""
-    data = bcoo_extract(sparr.to_bcoo(), mat, assume_unique=True).data
-    _, aux = sparr.tree_flatten()
-    return BCSR.tree_unflatten(aux, (data, sparr.indices, sparr.indptr))
+def bcsr_extract(indices: Any, indptr: Any, mat: Any) -> Any:
+    """The elements of the dense `mat` at the places that `indices` and `indptr` say.
+
+    `indices` are the columns, of shape (*batch, nse), and `indptr` says for each row of the matrix
+    where its columns begin, (*batch, rows + 1). The elements have the shape (*batch, nse, *dense).
+
+    >>> bcsr_extract(np.array([0, 1]), np.array([0, 1, 2]), np.diag([5.0, 7.0]))
+    Array([5., 7.], dtype=float32)
+    """
+    mat, indices, indptr = (snp.asarray(x) for x in (mat, indices, indptr))
+    n = indices.ndim - 1
+    shape = mat.shape[n : n + 2]
+    empty = snp.zeros((*indices.shape, *mat.shape[n + 2 :]), mat.dtype)
+    places = BCSR.tree_unflatten((shape, False, True), (empty, indices, indptr))
+    return bcoo_extract(places.to_bcoo(), mat, assume_unique=True).data
 
 
 def bcsr_sum_duplicates(mat: BCSR, nse: int | None = None) -> BCSR:
@@ -218,9 +242,14 @@ def bcsr_concatenate(operands: Sequence[BCSR], *, dimension: int) -> BCSR:
 
 
 def bcsr_broadcast_in_dim(
-    mat: BCSR, *, shape: Sequence[int], broadcast_dimensions: Sequence[int]
+    mat: BCSR,
+    *,
+    shape: Sequence[int],
+    broadcast_dimensions: Sequence[int],
+    sharding: Any = None,
 ) -> BCSR:
     """The array in a larger shape, as of `bcoo_broadcast_in_dim`."""
+    refuse_sharding("bcsr_broadcast_in_dim", sharding)
     found = bcoo_broadcast_in_dim(
         mat.to_bcoo(), shape=shape, broadcast_dimensions=broadcast_dimensions
     )

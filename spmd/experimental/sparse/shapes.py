@@ -11,6 +11,7 @@ import numpy as np
 import spmd.lax as lax
 import spmd.numpy as snp
 from spmd.base.errors import ArgumentError, RefusedError, ShapeError
+from spmd.experimental.sparse.base import refuse_sharding
 from spmd.experimental.sparse.bcoo import (
     BCOO,
     bcoo_sum_duplicates,
@@ -164,9 +165,17 @@ def bcoo_dynamic_slice(mat: BCOO, start_indices: Sequence[Any], slice_sizes: Seq
 
 
 def bcoo_reshape(
-    mat: BCOO, *, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None
+    mat: BCOO,
+    *,
+    new_sizes: Sequence[int],
+    dimensions: Sequence[int] | None = None,
+    sharding: Any = None,
 ) -> BCOO:
-    """The array in another shape, as of `lax.reshape`; batch and sparse dims are not mixed."""
+    """The array in another shape, as of `lax.reshape`; batch and sparse dims are not mixed.
+
+    `sharding` must be None: sparse arrays lie on one device.
+    """
+    refuse_sharding("bcoo_reshape", sharding)
     if dimensions is not None:
         mat = bcoo_transpose(mat, permutation=dimensions)
     new_sizes = tuple(int(s) for s in new_sizes)

@@ -94,6 +94,7 @@ logistic = continuous(
     logpdf=lambda z: -snp.abs(z) - 2 * snp.log1p(snp.exp(-snp.abs(z))),
     cdf=special.expit,
     sf=lambda z: special.expit(-z),
+    probability="x",
     ppf=special.logit,
     isf=lambda q: -special.logit(q),
 )
@@ -119,6 +120,7 @@ gumbel_r = continuous(
     logpdf=lambda z: -z - snp.exp(-z),
     logcdf=lambda z: -snp.exp(-z),
     sf=lambda z: -snp.expm1(-snp.exp(-z)),
+    probability="p",
     ppf=lambda q: -snp.log(-snp.log(q)),
 )
 gumbel_l = continuous(
@@ -127,6 +129,7 @@ gumbel_l = continuous(
     logpdf=lambda z: z - snp.exp(z),
     logsf=lambda z: -snp.exp(z),
     cdf=lambda z: -snp.expm1(-snp.exp(z)),
+    probability="p",
     ppf=lambda q: snp.log(-snp.log1p(-q)),
 )
 

@@ -35,6 +35,7 @@ _SUMMARIES = {
     "logsf": "Compute the logarithm of `sf`.",
     "ppf": "Compute the quantile of the probability `q`: the inverse of `cdf`.",
     "isf": "Compute the inverse of `sf` at the probability `q`.",
+    "entropy": "Compute the entropy, in nats; it does not depend on `loc`.",
 }
 _RULES = """{names} broadcast and are promoted to one float dtype.
 {meanings}
@@ -171,12 +172,14 @@ def continuous(
     support: Support = _anywhere,
     valid: Formula = _always,
     examples: Examples | None = None,
+    probability: str = "q",
     **given: Formula,
 ) -> Distribution:
     """A distribution from formulas of the standard variable z and its shape parameters.
 
     `support(*shapes)` gives the ends; outside the density is zero. Formulas see z inside only.
     All is NaN where `valid(*shapes)` does not hold. `examples` are shown in docstrings.
+    `probability` is JAX's name of the first parameter of `ppf` and `isf`.
     """
     moved = {"loc": 0, "scale": 1}
     functions: dict[str, Formula] = {}
@@ -219,7 +222,9 @@ def continuous(
             )
             functions["pdf"] = exponential
         elif operation in ("ppf", "isf"):
-            functions[operation] = _public(full, "q", shapes, moved, of_probability(formula))
+            functions[operation] = _public(
+                full, probability, shapes, moved, of_probability(formula)
+            )
         else:
             functions[operation] = _public(full, "x", shapes, moved, of_variable(formula))
     return Distribution(name, doc, functions, examples)
@@ -253,6 +258,11 @@ def discrete(
     functions["pmf"] = _public(
         f"stats.{name}.pmf", "k", shapes, moved, lambda *xs: lax.exp(log_probability(*xs))
     )
+    if "entropy" in given:
+        entropy, (first, _, rest) = given.pop("entropy"), shapes.partition(" ")
+        functions["entropy"] = _public(
+            f"stats.{name}.entropy", first, rest, moved, _unmoved(entropy, valid)
+        )
     for operation, formula in given.items():
         first = "q" if operation == "ppf" else "k"
         body = _shifted_down if operation == "cdf" else _shifted_up
@@ -269,6 +279,11 @@ def _shifted_down(formula: Formula, valid: Formula) -> Formula:
         return _proper(value, ~snp.isnan(k) & valid(*rest[:-1]))
 
     return body
+
+
+def _unmoved(formula: Formula, valid: Formula) -> Formula:
+    """A formula in which `loc` takes part in the shape alone."""
+    return lambda *xs: _proper(formula(*xs[:-1]), valid(*xs[:-1])) + 0 * xs[-1]
 
 
 def _shifted_up(formula: Formula, valid: Formula) -> Formula:

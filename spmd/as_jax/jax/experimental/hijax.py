@@ -92,5 +92,5 @@ class _AllowedEffects:
 control_flow_allowed_effects = _AllowedEffects()
 
 
-def register_hitype(kind: type, typeof: Callable[..., Any]) -> None:
+def register_hitype(val_cls: type, typeof_fn: Callable[..., Any]) -> None:
     """Nothing: a value of this class is no array, as operations say that get one."""

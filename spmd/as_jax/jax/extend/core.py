@@ -109,9 +109,9 @@ def new_jaxpr_eqn(
     return JaxprEqn(primitive, tuple(invars), tuple(outvars), params, frozenset(effects))
 
 
-def jaxpr_as_fun(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
+def jaxpr_as_fun(closed_jaxpr: ClosedJaxpr) -> Callable[..., list[Any]]:
     """A function of flat arguments that does what a closed jaxpr says."""
-    return lambda *args: eval_closed(closed, *args)
+    return lambda *args: eval_closed(closed_jaxpr, *args)
 
 
 def jaxprs_in_params(params: dict[str, Any]) -> Iterator[ir.Jaxpr]:
@@ -127,18 +127,20 @@ def mapped_aval(size: int, axis: int | None, aval: ShapedArray) -> ShapedArray:
     return aval.update(shape=aval.shape[:axis] + aval.shape[axis + 1 :])
 
 
-def unmapped_aval(size: int, axis: int | None, aval: ShapedArray, *_: Any) -> ShapedArray:
+def unmapped_aval(
+    size: int, axis: int | None, aval: ShapedArray, explicit_mesh_axis: Any = None
+) -> ShapedArray:
     """The aval of examples stacked along a dim."""
     if axis is None:
         return aval
     return aval.update(shape=(*aval.shape[:axis], size, *aval.shape[axis:]))
 
 
-def concrete_or_error(force: Any, value: Any, context: str = "") -> Any:
-    """The concrete value of `value`, through `force`; raises what a tracer raises."""
-    if isinstance(value, Tracer) and value.concrete() is None:
-        value._need(ConcretizationError, "a concrete value", f"{context} ")
-    return value if force is None else force(value)
+def concrete_or_error(force: Any, val: Any, context: str = "") -> Any:
+    """The concrete val of `val`, through `force`; raises what a tracer raises."""
+    if isinstance(val, Tracer) and val.concrete() is None:
+        val._need(ConcretizationError, "a concrete val", f"{context} ")
+    return val if force is None else force(val)
 
 
 # ---- the state of tracing ----------------------------------------------------------------------

@@ -38,6 +38,16 @@ class Store:
         return self.val
 
 
+class EqualStore(Store):
+    """A store that takes a value again if it is equal."""
+
+    def store(self, value: Any) -> None:
+        """Keep a value; raises `StoreException` if there is another one."""
+        if self._values and self._values[0] != value:
+            raise StoreException(f"Store occupied with not-equal value: {self._values[0]}, {value}")
+        self._values = [value]
+
+
 class WrappedFun:
     """A function to be called with `call_wrapped`."""
 
@@ -71,23 +81,36 @@ def wrap_init(f: Callable[..., Any], params: Any = None, *, debug_info: Any = No
     return WrappedFun(functools.partial(f, **params) if params else f, debug_info)
 
 
-def transformation2(gen: Callable[..., Any]) -> Callable[..., WrappedFun]:
-    """A transformation from a function `gen(f, *its_own_args, *args, **kwargs)`."""
+def transformation2(gen: Callable[..., Any], fun: Any = None, *gen_static_args: Any) -> Any:
+    """Transform `fun` by a function `gen(f, *gen_static_args, *args, **kwargs)`.
 
-    def transform(fun: WrappedFun, *gen_args: Any) -> WrappedFun:
-        return fun.wrap(functools.partial(gen, fun.f_transformed, *gen_args))
+    Without `fun` the result is the transformation, `transform(fun, *gen_static_args)`.
+    """
+    if fun is None:
+        return functools.partial(transformation2, gen)
+    return fun.wrap(functools.partial(gen, fun.f_transformed, *gen_static_args))
 
-    return transform
 
+def transformation_with_aux2(
+    gen: Callable[..., Any],
+    fun: Any = None,
+    *gen_static_args: Any,
+    use_eq_store: bool = False,
+    unk_names: bool = False,
+) -> Any:
+    """As `transformation2`; `gen(f, store, ...)` stores a value that the second result gives.
 
-def transformation_with_aux2(gen: Callable[..., Any]) -> Callable[..., Any]:
-    """As `transformation2`; `gen(f, store, ...)` stores a value that the second result gives."""
-
-    def transform(fun: WrappedFun, *gen_args: Any) -> tuple[WrappedFun, Store]:
-        store = Store()
-        return fun.wrap(functools.partial(gen, fun.f_transformed, store, *gen_args), store), store
-
-    return transform
+    With `use_eq_store` a value may be stored again, if it is equal. Names of arguments are not kept
+    here, known or not.
+    """
+    if fun is None:
+        return functools.partial(
+            transformation_with_aux2, gen, use_eq_store=use_eq_store, unk_names=unk_names
+        )
+    store = EqualStore() if use_eq_store else Store()
+    return fun.wrap(
+        functools.partial(gen, fun.f_transformed, store, *gen_static_args), store
+    ), store
 
 
 def _around(gen: Callable[..., Any], f: Any, gen_args: Any, args: Any, kwargs: Any) -> Any:
@@ -97,14 +120,16 @@ def _around(gen: Callable[..., Any], f: Any, gen_args: Any, args: Any, kwargs: A
     return steps.send(f(*inner_args, **inner_kwargs))
 
 
-def transformation(gen: Callable[..., Any]) -> Callable[..., WrappedFun]:
-    """A transformation from a generator that yields arguments and then results."""
-    return transformation2(
-        lambda f, *rest, **kwargs: _around(gen, f, (), rest, kwargs)  # gen's own arguments first
-    )
+def transformation(gen: Callable[..., Any], fun: Any = None, *gen_static_args: Any) -> Any:
+    """As `transformation2`, from a generator that yields arguments and then results."""
+
+    def call(f: Any, *rest: Any, **kwargs: Any) -> Any:  # gen's own arguments come first
+        return _around(gen, f, (), rest, kwargs)
+
+    return transformation2(call, fun, *gen_static_args)
 
 
-def transformation_with_aux(gen: Callable[..., Any]) -> Callable[..., Any]:
+def transformation_with_aux(gen: Callable[..., Any], fun: Any = None, *gen_static_args: Any) -> Any:
     """As `transformation`; the generator yields results and a value for the second result."""
 
     def call(f: Any, store: Store, *rest: Any, **kwargs: Any) -> Any:
@@ -112,17 +137,20 @@ def transformation_with_aux(gen: Callable[..., Any]) -> Callable[..., Any]:
         store.store(aux)
         return out
 
-    return transformation_with_aux2(call)
+    return transformation_with_aux2(call, fun, *gen_static_args)
 
 
-def merge_linear_aux(first: Store, second: Store) -> tuple[bool, Any]:
+def merge_linear_aux(aux1: Store, aux2: Store) -> tuple[bool, Any]:
     """Which of two stores was filled, and with what."""
     try:
-        return True, first()
+        return True, aux1()
     except StoreException:
-        return False, second()
+        return False, aux2()
 
 
-def cache(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Remember the results of `call(fun, *args)` by function and arguments."""
+def cache(call: Callable[..., Any], *, explain: Any = None) -> Callable[..., Any]:
+    """Remember the results of `call(fun, *args)` by function and arguments.
+
+    `explain`, which JAX calls for each miss, is not called: `log_compiles` tells of misses.
+    """
     return functools.lru_cache(maxsize=None)(call)

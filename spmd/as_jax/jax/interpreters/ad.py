@@ -45,60 +45,60 @@ def is_undefined_primal(x: Any) -> bool:
     return isinstance(x, UndefinedPrimal)
 
 
-def get_primitive_transpose(prim: Any) -> Callable[..., Any]:
+def get_primitive_transpose(p: Any) -> Callable[..., Any]:
     """The transpose rule of a primitive; raises `NotImplementedError` if it has none."""
-    rule = primitive_transposes.get(prim)
+    rule = primitive_transposes.get(p)
     if rule is None:
-        raise NotImplementedError(f"Transpose rule for '{prim.name}' not implemented")
+        raise NotImplementedError(f"Transpose rule for '{p.name}' not implemented")
     return rule
 
 
-def deflinear2(prim: Primitive, transpose_rule: Callable[..., Any]) -> None:
+def deflinear2(primitive: Primitive, transpose_rule: Callable[..., Any]) -> None:
     """Declare a primitive linear in all its operands; the rule gets cotangent and operands."""
 
     def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-        out = prim.bind(*primals, **params)
+        out = primitive.bind(*primals, **params)
         if all(type(t) is Zero for t in tangents):
             return out, [
                 Zero(a.aval.tangent()) for a in out
-            ] if prim.multiple else Zero.from_primal_value(out)
-        return out, prim.bind(*map(instantiate, tangents), **params)
+            ] if primitive.multiple else Zero.from_primal_value(out)
+        return out, primitive.bind(*map(instantiate, tangents), **params)
 
-    primitive_jvps[prim] = jvp
-    primitive_transposes[prim] = transpose_rule
+    primitive_jvps[primitive] = jvp
+    primitive_transposes[primitive] = transpose_rule
 
 
-def deflinear(prim: Primitive, transpose_rule: Callable[..., Any]) -> None:
+def deflinear(primitive: Primitive, transpose_rule: Callable[..., Any]) -> None:
     """Declare a primitive linear in all its operands; the rule gets the cotangent alone."""
 
     def rule(ct: Any, *operands: Any, **params: Any) -> Any:
         return [None] * len(operands) if type(ct) is Zero else transpose_rule(ct, **params)
 
-    deflinear2(prim, rule)
+    deflinear2(primitive, rule)
 
 
-def defjvp(prim: Primitive, *rules: Callable[..., Any] | None) -> None:
+def defjvp(primitive: Primitive, *jvprules: Callable[..., Any] | None) -> None:
     """Give a primitive a rule for each operand: `rule(tangent, *primals, **params)`."""
-    with_out = [None if r is None else _without_result(r) for r in rules]
-    defjvp2(prim, *with_out)
+    with_out = [None if r is None else _without_result(r) for r in jvprules]
+    defjvp2(primitive, *with_out)
 
 
 def _without_result(rule: Callable[..., Any]) -> Callable[..., Any]:
     return lambda t, out, *primals, **params: rule(t, *primals, **params)
 
 
-def defjvp2(prim: Primitive, *rules: Callable[..., Any] | None) -> None:
+def defjvp2(primitive: Primitive, *jvprules: Callable[..., Any] | None) -> None:
     """Like `defjvp`; the rules get the result too: `rule(tangent, result, *primals, **params)`."""
 
     def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-        out = prim.bind(*primals, **params)
+        out = primitive.bind(*primals, **params)
         total: Any = Zero.from_primal_value(out)
-        for rule, t in zip(rules, tangents, strict=True):
+        for rule, t in zip(jvprules, tangents, strict=True):
             if rule is not None and type(t) is not Zero:
                 total = add_tangents(total, rule(t, out, *primals, **params))
         return out, total
 
-    primitive_jvps[prim] = jvp
+    primitive_jvps[primitive] = jvp
 
 
 def defbilinear(prim: Primitive, lhs_rule: Any, rhs_rule: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,17 +38,24 @@ __getattr__ = missing("jax.interpreters.batching")
 not_mapped = None
 
 
-def register_vmappable(*args: Any) -> None:
+def register_vmappable(
+    data_type: type,
+    spec_type: type,
+    axis_size_type: type,
+    to_elt: Callable[..., Any],
+    from_elt: Callable[..., Any],
+    make_iota: Callable[..., Any] | None,
+) -> None:
     """Nothing: `vmap` maps over arrays, and a value of such a class is none, as it will say."""
 
 
-def unregister_vmappable(kind: type) -> None:
+def unregister_vmappable(data_type: type) -> None:
     """Nothing."""
 
 
-def broadcast(x: Any, size: int, axis: int) -> Any:
+def broadcast(x: Any, sz: int, axis: int, mesh_axis: Any = None) -> Any:
     """Repeat a value along a new dim."""
-    return broadcast_leading(x, size, axis)
+    return broadcast_leading(x, sz, axis)
 
 
 def moveaxis(x: Any, source: int, to: int) -> Any:
@@ -55,9 +63,9 @@ def moveaxis(x: Any, source: int, to: int) -> Any:
     return move_dim(x, source, to % typeof(x).ndim)
 
 
-def bdim_at_front(x: Any, dim: int | None, size: int) -> Any:
+def bdim_at_front(x: Any, bdim: int | None, size: int, mesh_axis: Any = None) -> Any:
     """A value with its batched dim first; one that is not batched is repeated."""
-    return broadcast_leading(x, size, 0) if dim is None else move_dim(x, dim, 0)
+    return broadcast_leading(x, size, 0) if bdim is None else move_dim(x, bdim, 0)
 
 
 def defvectorized(prim: Primitive) -> None:

@@ -93,7 +93,12 @@ def trace_to_jaxpr_nounits(
 
 
 def trace_to_jaxpr_dynamic(
-    fun: WrappedFun, in_avals: Sequence[ShapedArray], **_: Any
+    fun: WrappedFun,
+    in_avals: Sequence[ShapedArray],
+    *,
+    keep_inputs: Sequence[bool] | None = None,
+    lower: bool = False,
+    auto_dce: bool = False,
 ) -> tuple[Jaxpr, list[ShapedArray], tuple[Any, ...]]:
     """Trace a function of flat arguments: its jaxpr, the avals of results, and the constants."""
     closed = trace_to_jaxpr(fun.call_wrapped, list(in_avals))
