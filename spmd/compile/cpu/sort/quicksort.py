@@ -341,8 +341,7 @@ def _halves(keys: Keys) -> Function:
     """
     f = inner(keys, "sort_halves", "i64", *_SORTER[1:], rare=True)
     place, count, scratch = f.params
-    with f.if_(count <= _most(keys)):
-        f.ret(0)
+    f.ret_if(count <= _most(keys), 0)
     pivot = f.call("sort_pivot", keys.element, place, count, scratch)
     low = f.var("i64", f.call(partition_symbol(keys), "i64", place, count, pivot, scratch))
     # The pivot may be the least key.

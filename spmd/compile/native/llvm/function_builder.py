@@ -309,6 +309,11 @@ class Function:
             self.do(f"ret {self._returns} {self.value(self._returns, value).text}")
         self._open = False
 
+    def ret_if(self, condition: Value, value: Operand | None = None) -> None:
+        """Return a value that is known already when the condition holds."""
+        with self.if_(condition):
+            self.ret(value)
+
     @contextmanager
     def if_(self, condition: Value) -> Iterator[None]:
         """Run the block when the condition holds."""

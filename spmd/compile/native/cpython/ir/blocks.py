@@ -35,8 +35,7 @@ def _make_block(f: Function, home: Ptr, layout: Layout) -> None:
     """make_block(home): a block of a size class, or null."""
     # First the object: making it may collect garbage, and that change the list.
     block = f.call("PyType_GenericAlloc", "ptr", _noted(f, _BLOCK), f.value("i64", 0))
-    with f.if_(block.equals(0)):
-        f.ret(f.null())
+    f.ret_if(block.equals(0), f.null())
     free = f.load("ptr", home, layout.class_free)
     last = f.call("PyList_Size", "i64", free) - 1
     with f.if_(last < 0):
@@ -61,8 +60,8 @@ def _delete(f: Function, block: Ptr, _: Ptr, layout: Layout) -> None:
     home = f.load("ptr", block, layout.block_home)
     address = f.load("ptr", block, layout.block_address)
     f.call("Py_IncRef", "void", none)
-    with f.if_(home.equals(0) | address.equals(0)):
-        f.ret(none)  # a block that was not finished has no memory
+    # A block that was not finished has no memory.
+    f.ret_if(home.equals(0) | address.equals(0), none)
     free = f.load("ptr", home, layout.class_free)
     most = f.call("PyLong_AsLongLong", "i64", f.load("ptr", home, layout.class_most))
     result = f.var("ptr", none)

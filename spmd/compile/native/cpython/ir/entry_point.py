@@ -110,8 +110,7 @@ def _address(layout: Layout) -> Function:
     attributes = "alwaysinline nounwind"
     f = Function("address_of", "i64", ["ptr"], internal=True, attributes=attributes)
     (number,) = f.params
-    with f.if_(number.equals(0)):
-        f.ret(0)
+    f.ret_if(number.equals(0), 0)
     with f.if_(f.load("i64", number, layout.int_tag).equals(layout.two_digits)):
         digits = f.load("i64", number, layout.int_digits)
         low = digits & ((1 << DIGIT_BITS) - 1)
@@ -133,32 +132,27 @@ def _read(
     here = f.convert("ptrtoint", cell, "i64")
     kind_of = f.load("ptr", operand, layout.type)
     with f.if_(kind.equals(ARRAY)):
-        with f.if_(kind_of.differs(f.load("ptr", fields, 8 * ARRAY_TYPE))):
-            f.ret(0)
+        f.ret_if(kind_of.differs(f.load("ptr", fields, 8 * ARRAY_TYPE)), 0)
         same = f.load("ptr", operand, layout.aval).equals(expected)
         none = f.load("ptr", fields, 8 * NONE)
         with f.if_(same & f.load("ptr", operand, layout.sharding).equals(none)):
             f.ret(f.call("address_of", "i64", f.load("ptr", operand, layout.ptr)))
         f.ret(0)
     with f.if_(kind.equals(BLOCK)):
-        with f.if_(kind_of.differs(f.load("ptr", fields, 8 * BLOCK_TYPE))):
-            f.ret(0)
+        f.ret_if(kind_of.differs(f.load("ptr", fields, 8 * BLOCK_TYPE)), 0)
         address = f.load("ptr", operand, layout.block_address)
         f.ret(f.call("address_of", "i64", address))
-    with f.if_(expected.differs(0) & expected.differs(kind_of)):
-        f.ret(0)
+    f.ret_if(expected.differs(0) & expected.differs(kind_of), 0)
     with f.if_(kind.equals(ADDRESS)):
         f.ret(f.call("PyLong_AsLongLong", "i64", operand))
     with f.if_(kind.equals(BUFFER)):
         failed = f.call("PyObject_GetBuffer", "i32", operand, view, f.value("i32", _PYBUF_SIMPLE))
-        with f.if_(failed.differs(0)):
-            f.ret(0)
+        f.ret_if(failed.differs(0), 0)
         f.ret(f.load("i64", view))
     with f.if_((kind.equals(F32)) | (kind.equals(F64))):
         number = f.call("PyFloat_AsDouble", "double", operand)
         with f.if_(number.equals(-1.0)):
-            with f.if_(f.call("PyErr_Occurred", "ptr").differs(0)):
-                f.ret(0)
+            f.ret_if(f.call("PyErr_Occurred", "ptr").differs(0), 0)
         f.store(number, cell)
         with f.if_(kind.equals(F32)):
             f.store(f.convert("fptrunc", number, "float"), cell)
@@ -169,8 +163,7 @@ def _read(
         f.ret(f.select(truth < 0, f.value("i64", 0), here))
     whole = f.call("PyLong_AsLongLong", "i64", operand)
     with f.if_(whole.equals(-1)):
-        with f.if_(f.call("PyErr_Occurred", "ptr").differs(0)):
-            f.ret(0)
+        f.ret_if(f.call("PyErr_Occurred", "ptr").differs(0), 0)
     f.store(whole, cell)
     narrow = f.convert("sext", f.convert("trunc", whole, "i32"), "i64")
     f.ret(f.select(kind.equals(I32) & narrow.differs(whole), f.value("i64", 0), here))
@@ -192,8 +185,7 @@ def _make(
 ) -> None:
     """make_array(type, none, aval, owner, address, sharding): a new array, or null."""
     out = f.call("PyType_GenericAlloc", "ptr", kind, f.value("i64", 0))
-    with f.if_(out.equals(0)):
-        f.ret(f.null())
+    f.ret_if(out.equals(0), f.null())
     number = f.call("PyLong_FromLongLong", "ptr", address)
     with f.if_(number.equals(0)):
         f.call("Py_DecRef", "void", out)
@@ -382,8 +374,7 @@ def _ret_failure(f: Function, fail: Value, status: Value, slab: Value) -> None:
     with f.if_(slab.differs(0)):
         f.call("Py_DecRef", "void", slab)
     number = f.call("PyLong_FromLongLong", "ptr", status)
-    with f.if_(number.equals(0)):
-        f.ret(f.null())
+    f.ret_if(number.equals(0), f.null())
     raised = f.call(
         "PyObject_CallFunctionObjArgs", "ptr", fail, number, f.null(), type="ptr (ptr, ...)"
     )

@@ -62,15 +62,12 @@ def _spread_sequence(
 ) -> None:
     """spread_sequence(nodes, operands, place, x, op, count): a tuple or a list."""
     is_list = op.equals(IS_LIST)
-    with f.if_(call_of_sequence(f, is_list, "Size", "i64", x).differs(count)):
-        f.ret(0)
+    f.ret_if(call_of_sequence(f, is_list, "Size", "i64", x).differs(count), 0)
     with f.range(0, count) as i:
         item = call_of_sequence(f, is_list, "GetItem", "ptr", x, i)
-        with f.if_(item.equals(0)):
-            f.ret(0)
+        f.ret_if(item.equals(0), 0)
         fits = f.call("spread_node", "i64", nodes, operands, place, item)
-        with f.if_(fits.equals(0)):
-            f.ret(0)
+        f.ret_if(fits.equals(0), 0)
     f.ret(1)
 
 
@@ -82,19 +79,16 @@ def _spread_dict(
 
     A dict that was made by an entry point has that order itself, so that nothing is looked up.
     """
-    with f.if_(f.call("PyDict_Size", "i64", x).differs(count)):
-        f.ret(0)
+    f.ret_if(f.call("PyDict_Size", "i64", x).differs(count), 0)
     cursor, found, value = f.var("i64", 0), f.var("ptr", 0), f.var("ptr", 0)
     with f.range(0, count) as i:
         key = f.call("PyTuple_GetItem", "ptr", keys, i)
         more = f.call("PyDict_Next", "i32", x, cursor.pointer, found.pointer, value.pointer)
         with f.if_(more.equals(0) | found.get().differs(key)):
             value.set(f.call("PyDict_GetItemWithError", "ptr", x, key))
-            with f.if_(value.get().equals(0)):
-                f.ret(0)
+            f.ret_if(value.get().equals(0), 0)
         fits = f.call("spread_node", "i64", nodes, operands, place, value.get())
-        with f.if_(fits.equals(0)):
-            f.ret(0)
+        f.ret_if(fits.equals(0), 0)
     f.ret(1)
 
 
@@ -116,10 +110,8 @@ def _spread_node(
         f.store(number + 1, place)
         f.ret(1)
     kind = f.load("ptr", x, layout.type)
-    with f.if_(kind.differs(f.load("ptr", node, NODE_CLASS))):
-        f.ret(0)
-    with f.if_(op.equals(IS_NONE)):
-        f.ret(1)
+    f.ret_if(kind.differs(f.load("ptr", node, NODE_CLASS)), 0)
+    f.ret_if(op.equals(IS_NONE), 1)
     with f.if_(op.equals(IS_DICT)):
         keys = f.load("ptr", node, NODE_KEYS)
         f.call("Py_IncRef", "void", x)
@@ -182,8 +174,7 @@ def _gather_node(f: Function, nodes: Ptr, state: Ptr) -> None:
         keys, template = f.load("ptr", node, NODE_KEYS), f.load("ptr", node, NODE_TEMPLATE)
         f.ret(f.call("gather_dict", "ptr", nodes, state, keys, template, count))
     items = f.call("gather_sequence", "ptr", nodes, state, op, count)
-    with f.if_(op.differs(IS_NAMED) | items.equals(0)):
-        f.ret(items)
+    f.ret_if(op.differs(IS_NAMED) | items.equals(0), items)
     out = f.call("PyObject_CallObject", "ptr", f.load("ptr", node, NODE_CLASS), items)
     f.call("Py_DecRef", "void", items)
     f.ret(out)

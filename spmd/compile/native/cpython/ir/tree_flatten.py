@@ -123,20 +123,17 @@ def _make_tree(
 def _is_leaf(f: Function, words: Ptr, last: Ptr, x: Ptr, layout: Layout) -> None:
     """is_leaf(words, last, x): 1 for a leaf, 0 for a named tuple, 2 for other containers, or -1."""
     kind = f.load("ptr", x, layout.type)
-    with f.if_(kind.equals(f.load("ptr", last))):
-        f.ret(1)
+    f.ret_if(kind.equals(f.load("ptr", last)), 1)
     found = f.call("PyDict_GetItemWithError", "ptr", word(f, words, CONTAINERS), kind)
     with f.if_else(found.equals(0)) as it:
-        with f.if_(f.call("PyErr_Occurred", "ptr").differs(0)):
-            f.ret(-1)
+        f.ret_if(f.call("PyErr_Occurred", "ptr").differs(0), -1)
         may_be_named = f.call("PyType_GetFlags", "i64", kind) & _TUPLE_SUBCLASS
         with f.if_(may_be_named.equals(0)):
             f.store(kind, last)
             f.ret(1)
         it.otherwise()
         named = f.call("PyDict_GetItemWithError", "ptr", word(f, words, NAMED), kind)
-        with f.if_(named.differs(0)):
-            f.ret(0)
+        f.ret_if(named.differs(0), 0)
     f.ret(2)
 
 
@@ -252,8 +249,7 @@ def _up_to_children(f: Function, words: Value, leaves: Value, child: Value, item
     f.call("Py_IncRef", "void", item)
     matched = f.call("up_to_node", "i64", words, leaves, child, item)
     f.call("Py_DecRef", "void", item)
-    with f.if_(matched.differs(1)):
-        f.ret(matched)
+    f.ret_if(matched.differs(1), matched)
 
 
 @define("up_to_sequence", "i64")
@@ -264,12 +260,10 @@ def _up_to_sequence(
     children = f.load("ptr", node, tree.children)
     listed = is_list.differs(0)
     count = call_of_sequence(f, listed, "Size", "i64", x)
-    with f.if_(count.differs(f.call("PyTuple_Size", "i64", children))):
-        f.ret(0)
+    f.ret_if(count.differs(f.call("PyTuple_Size", "i64", children)), 0)
     with f.range(0, count) as i:
         item = call_of_sequence(f, listed, "GetItem", "ptr", x, i)
-        with f.if_(item.equals(0)):
-            f.ret(-1)
+        f.ret_if(item.equals(0), -1)
         child = f.call("PyTuple_GetItem", "ptr", children, i)
         _up_to_children(f, words, leaves, child, item)
     f.ret(1)
@@ -280,8 +274,7 @@ def _up_to_dict(f: Function, words: Ptr, leaves: Ptr, node: Ptr, x: Ptr, tree: T
     """up_to_dict(words, leaves, node, x): match the values; the keys have to be the same."""
     children, keys = f.load("ptr", node, tree.children), f.load("ptr", node, tree.aux)
     count = f.call("PyTuple_Size", "i64", keys)
-    with f.if_(count.differs(f.call("PyDict_Size", "i64", x))):
-        f.ret(0)
+    f.ret_if(count.differs(f.call("PyDict_Size", "i64", x)), 0)
     with f.range(0, count) as i:
         key = f.call("PyTuple_GetItem", "ptr", keys, i)
         item = f.call("PyDict_GetItemWithError", "ptr", x, key)
@@ -309,11 +302,9 @@ def _up_to_inside(
     with f.if_(named.differs(0)):
         unlisted = f.value("i64", 0)
         f.ret(f.call("up_to_sequence", "i64", words, leaves, node, x, unlisted))
-    with f.if_(f.call("PyErr_Occurred", "ptr").differs(0)):
-        f.ret(-1)
+    f.ret_if(f.call("PyErr_Occurred", "ptr").differs(0), -1)
     answer = call_python(f, word(f, words, UP_TO_OTHER), node, x, leaves)
-    with f.if_(answer.equals(0)):
-        f.ret(-1)
+    f.ret_if(answer.equals(0), -1)
     truth = f.convert("sext", f.call("PyObject_IsTrue", "i32", answer), "i64")
     f.call("Py_DecRef", "void", answer)
     f.ret(truth)
@@ -327,17 +318,13 @@ def _up_to(
     is_tree = f.load("ptr", node, layout.type).equals(word(f, words, TREE_TYPE))
     kind, aux, children = (f.load("ptr", node, at) for at in (tree.kind, tree.aux, tree.children))
     whole = kind.differs(0) & aux.differs(0) & children.differs(0)
-    with f.if_((is_tree & whole).equals(0)):
-        f.ret(0)
+    f.ret_if((is_tree & whole).equals(0), 0)
     with f.if_(kind.equals(word(f, words, NONE))):
         f.ret(f.convert("sext", f.call("PyList_Append", "i32", leaves, x), "i64") + 1)
-    with f.if_(kind.differs(f.load("ptr", x, layout.type))):
-        f.ret(0)
-    with f.if_(x.equals(word(f, words, NONE))):
-        f.ret(1)
+    f.ret_if(kind.differs(f.load("ptr", x, layout.type)), 0)
+    f.ret_if(x.equals(word(f, words, NONE)), 1)
     deep = f.call("Py_EnterRecursiveCall", "i32", f.symbol("where"))
-    with f.if_(deep.differs(0)):
-        f.ret(-1)
+    f.ret_if(deep.differs(0), -1)
     out = f.call("up_to_inside", "i64", words, leaves, node, x)
     f.call("Py_LeaveRecursiveCall", "void")
     f.ret(out)

@@ -168,13 +168,11 @@ def _settled_leaf(f: Function, words: Ptr, last: Ptr, x: Ptr, layout: Layout) ->
     with f.if_(f.load("ptr", x, layout.type).equals(word(f, words, ARRAY_TYPE))):
         owner, none = f.load("ptr", x, layout.owner), word(f, words, NONE)
         whole = f.load("ptr", x, layout.shards).equals(none) & owner.differs(0)
-        with f.if_(whole.equals(0)):
-            f.ret(0)
+        f.ret_if(whole.equals(0), 0)
         pending = f.load("ptr", owner, layout.type).equals(word(f, words, PENDING_TYPE))
         f.ret(f.convert("zext", pending.equals(0), "i64"))
     metaclass = f.load("ptr", f.load("ptr", x, layout.type), layout.type)
-    with f.if_(metaclass.differs(word(f, words, TYPE))):
-        f.ret(0)
+    f.ret_if(metaclass.differs(word(f, words, TYPE)), 0)
     what = f.call("is_leaf", "i64", words, last, x)
     with f.if_(what.equals(0)):
         f.ret(f.call("settled_inside", "i64", words, last, x, word(f, words, TUPLE)))
@@ -189,8 +187,7 @@ def _settled_inside(f: Function, words: Ptr, last: Ptr, x: Ptr, kind: Ptr) -> No
     where its metaclass might have its own.
     """
     deep = f.call("Py_EnterRecursiveCall", "i32", f.symbol("where"))
-    with f.if_(deep.differs(0)):
-        f.ret(0)
+    f.ret_if(deep.differs(0), 0)
     answer = f.call("settled_items", "i64", words, last, x, kind)
     f.call("Py_LeaveRecursiveCall", "void")
     f.ret(answer)
@@ -204,14 +201,12 @@ def _settled_items(f: Function, words: Ptr, last: Ptr, x: Ptr, kind: Ptr) -> Non
         places = place.pointer, key.pointer, value.pointer
         with f.loop():
             f.break_if(f.call("PyDict_Next", "i32", x, *places).equals(0))
-            with f.if_(f.call("settled_node", "i64", words, last, value.get()).equals(0)):
-                f.ret(0)
+            f.ret_if(f.call("settled_node", "i64", words, last, value.get()).equals(0), 0)
         f.ret(1)
     is_list = kind.equals(word(f, words, LIST))
     with f.range(0, call_of_sequence(f, is_list, "Size", "i64", x)) as i:
         item = call_of_sequence(f, is_list, "GetItem", "ptr", x, i)
-        with f.if_(f.call("settled_node", "i64", words, last, item).equals(0)):
-            f.ret(0)
+        f.ret_if(f.call("settled_node", "i64", words, last, item).equals(0), 0)
     f.ret(1)
 
 
@@ -219,8 +214,7 @@ def _settled_items(f: Function, words: Ptr, last: Ptr, x: Ptr, kind: Ptr) -> Non
 def _settled(f: Function, words: Ptr, last: Ptr, x: Ptr, layout: Layout) -> None:
     """settled_node(words, last, x): 1 if it is certain that nothing in `x` is pending, else 0."""
     kind = f.load("ptr", x, layout.type)
-    with f.if_(x.equals(word(f, words, NONE))):
-        f.ret(1)
+    f.ret_if(x.equals(word(f, words, NONE)), 1)
     with f.if_(is_plain(f, words, kind).equals(0)):
         f.ret(f.call("settled_leaf", "i64", words, last, x))
     f.ret(f.call("settled_inside", "i64", words, last, x, kind))

@@ -106,8 +106,7 @@ def _next_job(f: Function, number: Value) -> Value:
 def _stamp(f: Function, job: Ptr, word: I64) -> None:
     """stamp(job, word): write the time into a word of the job's record, if it still is its own."""
     record = f.load("ptr", job, 8 * RECORD)
-    with f.if_(record.equals(0)):
-        f.ret()
+    f.ret_if(record.equals(0))
     with f.if_(f.load("i64", record, 8 * flight.SEQUENCE).equals(f.load("i64", job, 8 * SEQUENCE))):
         f.store(f.call("now", "i64"), record, word * 8)
 
@@ -116,12 +115,10 @@ def _stamp(f: Function, job: Ptr, word: I64) -> None:
 def _run_job(f: Function, job: Ptr) -> None:
     """run_job(job): its status, CANCELLED if it was, or if a job failed that it needs."""
     header = f.load("ptr", job, 8 * HEADER)
-    with f.if_(header.equals(0)):
-        f.ret(CANCELLED)
+    f.ret_if(header.equals(0), CANCELLED)
     with f.range(0, f.load("i64", job, 8 * CAUSES)) as i:
         cause = f.load("ptr", f.at(job, i * 8), 8 * CAUSE)
-        with f.if_(f.load("i64", cause, 8 * STATUS).differs(0)):
-            f.ret(CANCELLED)
+        f.ret_if(f.load("i64", cause, 8 * STATUS).differs(0), CANCELLED)
     f.call("stamp", "void", job, f.value("i64", flight.ENTERED))
     given = header, f.load("ptr", job, 8 * FRAMES), f.at(job, 8 * STOP), f.value("i64", 0)
     f.ret(f.call("run_steps", "i64", *given))

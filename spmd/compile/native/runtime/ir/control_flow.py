@@ -80,8 +80,7 @@ def _run_block(
 ) -> None:
     """Run a nested block, and return from this function if it failed."""
     status = f.call("block", "i64", context, begin, end, active, count, args)
-    with f.if_(status.differs(OK)):
-        f.ret(status)
+    f.ret_if(status.differs(OK), status)
 
 
 @define("run_for", "i64")

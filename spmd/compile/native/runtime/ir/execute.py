@@ -172,8 +172,7 @@ def _kernel(
     sizes = f.at(step, field(f, step, 5) * 8)
     with f.range(0, count) as position:
         fill_args(f, context, step, device_at(f, active, position), args)
-        with f.if_(add_scratch(f, context, step, args).differs(0)):
-            f.ret(NO_MEMORY)
+        f.ret_if(add_scratch(f, context, step, args).differs(0), NO_MEMORY)
         f.call(function, "void", args, sizes, f.value("i64", 0), units)
     f.ret(OK)
 
@@ -265,8 +264,7 @@ def _enter_phase(f: Function, record: Ptr, phase: I64) -> None:
 
     Gives the phase before. A process that is alone writes nothing, and reads no clock.
     """
-    with f.if_(f.load("i64", record, 8 * flight.SIZE) <= 1):
-        f.ret(phase)
+    f.ret_if(f.load("i64", record, 8 * flight.SIZE) <= 1, phase)
     before = f.load("i64", record, 8 * flight.PHASE)
     f.store(phase, record, 8 * flight.PHASE)
     f.store(f.call("now", "i64"), record, 8 * flight.SINCE)

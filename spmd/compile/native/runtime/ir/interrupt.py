@@ -47,8 +47,7 @@ def words(f: Function, stop: Value, serves: Value) -> Iterator[tuple[int, Value]
 
 def leave_if_unfinished(f: Function, context: Value) -> None:
     """Return from the executor if a kernel of this run has left its loop early."""
-    with f.if_(_stop_word(f, context).equals(_UNFINISHED)):
-        f.ret(INTERRUPTED)
+    f.ret_if(_stop_word(f, context).equals(_UNFINISHED), INTERRUPTED)
 
 
 def between_rounds(f: Function, context: Value, is_kernel: bool = False) -> None:
@@ -93,11 +92,9 @@ def _look(f: Function, context: Ptr) -> None:
     for offset, value in ((LOOKED, now), (EVERY, every.get()), (LEFT, every.get())):
         f.store(value, context, offset)
     asked = f.load("i64", context, ASKED)
-    with f.if_(asked.differs(0) & (now - asked < ASK_NS)):
-        f.ret(OK)
+    f.ret_if(asked.differs(0) & (now - asked < ASK_NS), OK)
     f.store(now, context, ASKED)
-    with f.if_(asked.equals(0)):
-        f.ret(OK)
+    f.ret_if(asked.equals(0), OK)
     table = f.symbol("spmd_table")
     held = f.call(f.load("ptr", table, 8 * _ENSURE), "i32")
     raised = f.call(f.load("ptr", table, 8 * _CHECK), "i32").differs(0)

@@ -87,8 +87,7 @@ def _gather_groups() -> Function:
         with f.range(0, size) as i:
             flag = f.load("i8", flags, f.load("i64", own, i * 8))
             present.set(present.get() + f.convert("zext", flag, "i64"))
-        with f.if_((present.get() > 0) & (present.get() < size)):
-            f.ret(-1)
+        f.ret_if((present.get() > 0) & (present.get() < size), -1)
         with f.if_(present.get().equals(size)):
             row = f.at(table, rows.get() * size * 16)
             with f.range(0, size) as i:
@@ -304,8 +303,7 @@ def _collective(
     with f.if_(rows < 0):
         report_reached(f, context, step, active, count)
         f.ret(MISMATCH)
-    with f.if_(of["block"].equals(0) | of["rows"].equals(0) | rows.equals(0)):
-        f.ret(OK)
+    f.ret_if(of["block"].equals(0) | of["rows"].equals(0) | rows.equals(0), OK)
     job = f.stack("i64", 3)
     f.store(step, job, JOB_STEP)
     f.store(table, job, JOB_TABLE)

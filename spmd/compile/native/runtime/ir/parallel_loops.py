@@ -58,8 +58,7 @@ def _trips() -> Function:
         f.call("place_trip", "void", context, step, trip, f.load("i32", active))
         one = f.value("i64", 1)
         status = f.call("block", "i64", context, body, end, active, one, args)
-        with f.if_(status.differs(OK)):
-            f.ret(status)
+        f.ret_if(status.differs(OK), status)
     f.ret(OK)
     return f
 
@@ -119,8 +118,7 @@ def _parallel(
         _first_lane(f, lane_row, own)
         given = (context, step, body, end, own, args, f.value("i64", 0), total)
         status = f.call("run_trips", "i64", *given)
-        with f.if_(status.differs(OK)):
-            f.ret(status)
+        f.ret_if(status.differs(OK), status)
     f.ret(OK)
 
 

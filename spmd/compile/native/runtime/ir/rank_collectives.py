@@ -117,8 +117,7 @@ def _first_missing(f: Function, state: Ptr, step: I64) -> None:
     """first_missing(state, step): the first rank that has not arrived in a step, or -1."""
     with f.range(0, _word(f, state, native_state.SIZE)) as rank:
         arrived = f.atomic_load(_page(f, state, rank), 8 * shm_layout.ARRIVED)
-        with f.if_(arrived < step):
-            f.ret(rank)
+        f.ret_if(arrived < step, rank)
     f.ret(-1)
 
 
@@ -145,14 +144,12 @@ def _wait(f: Function, state: Ptr, step: I64, digest: I64) -> None:
     with f.if_((_word(f, state, native_state.PAUSES) > 0) & (theirs > 0) & theirs.equals(core(f))):
         yields.set(0)
     with f.range(0, yields.get()):
-        with f.if_(f.call("first_missing", "i64", state, step) < 0):
-            f.ret(0)
+        f.ret_if(f.call("first_missing", "i64", state, step) < 0, 0)
         f.call("sched_yield", "i32")
     nanoseconds = f.var("i64", _FIRST_PARK)
     with f.loop():
         awaited = f.call("first_missing", "i64", state, step)
-        with f.if_(awaited < 0):
-            f.ret(0)
+        f.ret_if(awaited < 0, 0)
         page = _page(f, state, awaited)
         f.atomic_store(f.value("i64", 1), page, 8 * shm_layout.WAITED_FOR)
         seen = f.atomic_load(page, 8 * shm_layout.ARRIVED, "seq_cst")
@@ -160,8 +157,7 @@ def _wait(f: Function, state: Ptr, step: I64, digest: I64) -> None:
             f.call("park_on", "void", f.at(page, 8 * shm_layout.ARRIVED), seen, nanoseconds.get())
         # Woken by its arrival: the next one may be missing still. Else something may be wrong.
         with f.if_(f.atomic_load(page, 8 * shm_layout.ARRIVED) < step):
-            with f.if_(_trouble(f, state, digest, native_state.WAITING)):
-                f.ret(1)
+            f.ret_if(_trouble(f, state, digest, native_state.WAITING), 1)
             nanoseconds.set(f.smaller(nanoseconds.get() * 2, _LONGEST_PARK))
     f.ret(0)
 
@@ -191,8 +187,7 @@ def _agree(f: Function, state: Ptr, digest: I64) -> None:
     odd = _word(f, state, native_state.SEQUENCE) & 1
     with f.range(0, _word(f, state, native_state.SIZE)) as rank:
         shown = f.at(_page(f, state, rank), odd * 8 + 8 * shm_layout.DIGEST)
-        with f.if_(f.load("i64", shown).differs(digest)):
-            f.ret(0)
+        f.ret_if(f.load("i64", shown).differs(digest), 0)
     f.ret(1)
 
 
@@ -213,14 +208,12 @@ def _meet(f: Function, state: Ptr, digest: I64, first: I64) -> None:
         with f.loop():
             f.break_if(f.atomic_load(page, 8 * shm_layout.ARRIVED) >= step)
             with f.if_(pauses.get() <= 0):
-                with f.if_(f.call("wait_for", "i64", state, step, digest).differs(0)):
-                    f.ret(1)
+                f.ret_if(f.call("wait_for", "i64", state, step, digest).differs(0), 1)
             pauses.set(pauses.get() - 1)
             relax(f)
     with f.if_(first.differs(0)):
         with f.if_(f.call("agree", "i64", state, digest).equals(0)):
-            with f.if_(_trouble(f, state, digest, native_state.DIFFERENT)):
-                f.ret(1)
+            f.ret_if(_trouble(f, state, digest, native_state.DIFFERENT), 1)
     f.ret(0)
 
 
@@ -379,8 +372,7 @@ def _run_actions(f: Function, state: Ptr, step: Ptr, table: Ptr, args: Ptr, own:
         kind = f.load("i64", now)
         with f.if_(kind.equals(encode_collectives.MEET)):
             first = f.load("i64", now, 16)
-            with f.if_(f.call("meet", "i64", state, digest, first).differs(0)):
-                f.ret(1)
+            f.ret_if(f.call("meet", "i64", state, digest, first).differs(0), 1)
             f.call("find_slots", "void", state, own)
         with f.if_(kind.equals(encode_collectives.COPY)):
             f.call("copy_rows", "void", table, now)

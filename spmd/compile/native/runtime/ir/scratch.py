@@ -43,8 +43,7 @@ def _scratch(f: Function, needed: I64) -> None:
     alignment = f.select(huge, f.value("i64", HUGE_PAGE), 64)
     whole = (needed + 63 + alignment) // alignment * alignment
     failed = f.call("posix_memalign", "i32", place, alignment, whole)
-    with f.if_(failed.differs(0)):
-        f.ret(f.null())
+    f.ret_if(failed.differs(0), f.null())
     fresh = f.load("ptr", place)
     if MADV_HUGEPAGE is not None:
         with f.if_(huge):

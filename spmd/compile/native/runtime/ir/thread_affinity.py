@@ -65,8 +65,7 @@ def _keep_off(f: Function, threads: Ptr, avoided: Ptr, count: I64, mask: Ptr) ->
     if not _CAN_PLACE:
         return
     here = core(f)
-    with f.if_((count > MOST_PLACED) | (here <= 0) | (here > _CORES)):
-        f.ret()
+    f.ret_if((count > MOST_PLACED) | (here <= 0) | (here > _CORES))
     with f.range(0, count) as i:
         before = f.at(avoided, i * 8)
         with f.if_(f.load("i64", before).differs(here)):
@@ -109,8 +108,7 @@ def _bring_held(f: Function, threads: Ptr, avoided: Ptr, lines: Ptr, count: I64)
         f.ret(0)
         return
     here = core(f)
-    with f.if_((count > MOST_PLACED) | (here <= 0) | (here > _CORES)):
-        f.ret(0)
+    f.ret_if((count > MOST_PLACED) | (here <= 0) | (here > _CORES), 0)
     before, brought = f.stack("i64", MOST_PLACED), f.var("i64", 0)
     with f.range(0, count) as i:
         f.store(f.call("used", "i64", f.load("i64", threads, i * 8)), before, i * 8)

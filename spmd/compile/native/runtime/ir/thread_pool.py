@@ -147,8 +147,7 @@ def _worker(f: Function, argument: Ptr) -> None:
             soon = f.call("now", "i64") - idle < WORKER_NS
             patience.set(f.select(soon, f.value("i64", WORKER_NS), 0))
         seen.set(f.atomic_load(pool, EPOCH))
-        with f.if_(f.atomic_load(pool, STOPPING).differs(0)):
-            f.ret(f.null())
+        f.ret_if(f.atomic_load(pool, STOPPING).differs(0), f.null())
         before = f.atomic("add", pool, GATE, _one(f))
         with f.if_((before & OPEN).differs(0)):
             f.atomic_store(_one(f), line, INSIDE)
@@ -218,8 +217,7 @@ def _wait_for_workers(f: Function) -> None:
     contended = f.at(pool, LINES + CONTENDED)
     with f.range(0, CALLER_NS // LOOK_NS):
         waited = f.at(pool, GATE), zero, patience, contended
-        with f.if_(f.call("spin_until_equals", "i64", *waited).differs(0)):
-            f.ret()
+        f.ret_if(f.call("spin_until_equals", "i64", *waited).differs(0))
         brought.set(f.call("bring_held", "i64", *placed))
         f.break_if((brought.get() > 0) | (f.load("i64", contended) > f.call("now", "i64")))
     f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
@@ -283,8 +281,7 @@ def _parallel_for(f: Function, body: Ptr, context: Ptr, units: I64, chunk: I64) 
 def _stop(f: Function) -> None:
     """End all workers and wait for them; give 0 if a job is running, else 1."""
     pool = f.symbol("spmd_pool")
-    with f.if_(f.atomic("xchg", pool, BUSY, _one(f)).differs(0)):
-        f.ret(0)
+    f.ret_if(f.atomic("xchg", pool, BUSY, _one(f)).differs(0), 0)
     started = f.load("i64", pool, STARTED)
     with f.if_(started > 0):
         f.atomic_store(_one(f), pool, STOPPING)

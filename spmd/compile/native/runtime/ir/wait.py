@@ -71,8 +71,7 @@ def _spin(wanted: str) -> Function:
 
     def look(times: int) -> None:
         with f.range(0, times):
-            with f.if_(_holds(f, word, value, wanted)):
-                f.ret(1)
+            f.ret_if(_holds(f, word, value, wanted), 1)
             relax(f)
 
     look(PAUSES)
