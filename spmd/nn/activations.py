@@ -18,8 +18,7 @@ from spmd.numpy.joining import split
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
     as_array,
-    check_arraylike,
-    plain,
+    operand,
     promote_args_inexact,
     promote_dtypes_inexact,
 )
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
 
 
 def _array(name: str, x: Any) -> Any:
-    check_arraylike(name, x)
-    return as_array(plain(x))
+    return as_array(operand(name, x))
 
 
 # ---- with kinks --------------------------------------------------------------------------------

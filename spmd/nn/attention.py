@@ -15,7 +15,7 @@ from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
 from spmd.lax.attention import attention_and_residual
 from spmd.numpy.creation import asarray
-from spmd.numpy.promotion import as_array, check_arraylike, constant_like, plain
+from spmd.numpy.promotion import as_array, check_arraylike, constant_like, operand, plain
 from spmd.numpy.searching import where
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ def dot_product_attention(
     k_BKSH, v_BKSH = (lax.permute_dims(x, (0, 2, 1, 3)) for x in (k_BSKH, v_BSKH))
     masks = _length_masks(query_seq_lengths, key_value_seq_lengths, (b, t, s))
     if mask is not None:
-        check_arraylike("dot_product_attention", mask)
-        if not dtypes.is_bool(typeof(plain(mask)).dtype):
+        if not dtypes.is_bool(typeof(operand("dot_product_attention", mask)).dtype):
             raise ArgumentError(
                 f"dot_product_attention: mask must be bool, got {typeof(plain(mask))}"
             )

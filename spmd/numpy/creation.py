@@ -27,6 +27,7 @@ from spmd.numpy.promotion import (
     constant_like,
     convert,
     default_float,
+    operand,
     optional_dtype,
     plain,
     result_type,
@@ -203,8 +204,7 @@ def astype(x: ArrayLike, dtype: Any, /, *, copy: bool = False, device: Any = Non
     >>> snp.astype(np.array([1.7, -1.7]), int)
     Array([ 1, -1], dtype=int32)
     """
-    check_arraylike("astype", x)
-    x = plain(x)
+    x = operand("astype", x)
     found = default_float() if dtype is None else user_dtype(dtype, "astype")
     source = typeof(x).dtype
     if dtypes.is_complex(source) and not dtypes.is_complex(found):
@@ -339,8 +339,7 @@ def _spread(value: Any, shape: tuple[int, ...], dtype: np.dtype | None) -> Any:
 
 def _like(name: str, a: Any, value: Any, dtype: Any, shape: Any, device: Any) -> Any:
     if not (hasattr(a, "dtype") and hasattr(a, "shape")):
-        check_arraylike(name, a)
-        a = plain(a)
+        a = operand(name, a)
     found = optional_dtype(dtype, name)
     weak = False
     if found is None:
@@ -446,5 +445,4 @@ def full_like(
     >>> snp.full_like(np.array([1, 2, 3]), 7)
     Array([7, 7, 7], dtype=int32)
     """
-    check_arraylike("full_like", fill_value)
-    return _like("full_like", a, plain(fill_value), dtype, shape, device)
+    return _like("full_like", a, operand("full_like", fill_value), dtype, shape, device)

@@ -24,6 +24,7 @@ from spmd.numpy.promotion import (
     broadcast_to,
     check_arraylike,
     plain,
+    promote_args_inexact,
     promote_dtypes_inexact,
 )
 from spmd.numpy.reductions import cumprod, prod
@@ -73,8 +74,7 @@ class SVDResult(NamedTuple):
 
 def inexact_matrix(name: str, x: Any, square: bool = False) -> Any:
     """An argument as floating or complex matrices; raises the user's error if it is none."""
-    check_arraylike(name, x)
-    (x,) = promote_dtypes_inexact(plain(x))
+    (x,) = promote_args_inexact(name, x)
     shape = typeof(x).shape
     if len(shape) < 2 or (square and shape[-1] != shape[-2]):
         needed = "square matrices, (..., n, n)," if square else "at least two dims"

@@ -21,7 +21,7 @@ from spmd.core.aval import typeof
 from spmd.lax import FftType
 from spmd.numpy.creation import asarray
 from spmd.numpy.manipulation import moveaxis, roll
-from spmd.numpy.promotion import as_array, check_arraylike, plain, promote_dtypes_inexact
+from spmd.numpy.promotion import as_array, check_arraylike, operand, promote_args_inexact
 from spmd.numpy.ufuncs import conjugate, divide, multiply
 from spmd.sharding.array import Array, ArrayLike
 
@@ -52,8 +52,7 @@ __all__ = [
 def _transform(
     name: str, kind: FftType, a: Any, s: Any, axes: Sequence[int] | None, norm: str | None
 ) -> Any:
-    check_arraylike(name, a)
-    (a,) = promote_dtypes_inexact(plain(a))
+    (a,) = promote_args_inexact(name, a)
     aval = typeof(a)
     if aval.dtype in (dtypes.bfloat16, np.dtype(np.float16)):
         a = lax.convert_element_type(a, np.float32)
@@ -418,8 +417,7 @@ def ifftshift(x: ArrayLike, axes: Any = None) -> Array:
 
 
 def _shifted(name: str, x: Any, axes: Any, shift: Any) -> Any:
-    check_arraylike(name, x)
-    shape = typeof(plain(x)).shape
+    shape = typeof(operand(name, x)).shape
     if axes is None:
         axes = tuple(range(len(shape)))
     elif not isinstance(axes, (tuple, list)):

@@ -18,6 +18,7 @@ from spmd.numpy.promotion import (
     constant_like,
     default_float,
     filled_like,
+    operand,
     plain,
     promote_args,
     promote_args_inexact,
@@ -59,8 +60,7 @@ def trunc(x: ArrayLike) -> Array:
     >>> snp.trunc(np.array([1.7, -1.7]))
     Array([ 1., -1.], dtype=float32)
     """
-    check_arraylike("trunc", x)
-    x = plain(x)
+    x = operand("trunc", x)
     if not dtypes.is_inexact(typeof(x).dtype):
         return as_array(x)
     return select(lax.lt(x, constant_like(x, 0)), lax.ceil(x), lax.floor(x))
@@ -75,8 +75,7 @@ def rint(x: ArrayLike, /) -> Array:
     >>> snp.rint(np.array([0.5, 1.5, 1.7]))
     Array([0., 2., 2.], dtype=float32)
     """
-    check_arraylike("rint", x)
-    x = plain(x)
+    x = operand("rint", x)
     if not dtypes.is_inexact(typeof(x).dtype):
         return as_array(lax.convert_element_type(x, default_float()))
     if dtypes.is_complex(typeof(x).dtype):
@@ -94,8 +93,7 @@ def round(a: ArrayLike, decimals: int = 0) -> Array:
     >>> snp.round(np.array([1.25, 2.5]), 1)
     Array([1.2, 2.5], dtype=float32)
     """
-    check_arraylike("round", a)
-    a = plain(a)
+    a = operand("round", a)
     aval = typeof(a)
     decimals = operator.index(decimals)
     if dtypes.is_complex(aval.dtype):

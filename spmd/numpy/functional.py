@@ -12,7 +12,7 @@ from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
 from spmd.numpy.creation import asarray
 from spmd.numpy.manipulation import expand_dims
-from spmd.numpy.promotion import broadcast_shapes_of, check_arraylike, plain
+from spmd.numpy.promotion import broadcast_shapes_of, check_arraylike, operand, plain
 from spmd.numpy.reductions import canonical_axis
 from spmd.sharding.array import ArrayLike
 
@@ -138,8 +138,7 @@ def apply_along_axis(
     >>> snp.apply_along_axis(lambda x: x[0] + x[-1], 1, np.array([[1, 2, 3], [4, 5, 6]]))
     Array([ 4, 10], dtype=int32)
     """
-    check_arraylike("apply_along_axis", arr)
-    arr = plain(arr)
+    arr = operand("apply_along_axis", arr)
     rank = typeof(arr).ndim
     d = canonical_axis(axis, rank, "apply_along_axis")
 
@@ -161,8 +160,7 @@ def apply_over_axes(func: Callable[[Any, int], Any], a: ArrayLike, axes: Sequenc
     >>> snp.apply_over_axes(snp.sum, np.ones((2, 3)), [0, 1])
     Array([[6.]], dtype=float32)
     """
-    check_arraylike("apply_over_axes", a)
-    result = plain(a)
+    result = operand("apply_over_axes", a)
     for axis in axes:
         rank = typeof(result).ndim
         reduced = func(result, axis)

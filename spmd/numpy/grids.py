@@ -22,6 +22,7 @@ from spmd.numpy.promotion import (
     constant_like,
     default_float,
     default_int,
+    operand,
     optional_dtype,
     plain,
     select,
@@ -88,8 +89,7 @@ def identity(n: int, dtype: Any = None) -> Array:
 
 
 def _triangle(name: str, m: Any, k: int, lower: bool) -> Any:
-    check_arraylike(name, m)
-    m = plain(m)
+    m = operand(name, m)
     shape = typeof(m).shape
     if len(shape) < 2:
         raise ShapeError(f"{name}: the argument must have at least 2 dims, got shape {shape}")

@@ -19,6 +19,7 @@ from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
     convert,
+    operand,
     optional_dtype,
     plain,
     promote_dtypes,
@@ -223,8 +224,7 @@ def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[Array, ...]:
     >>> snp.unstack(np.array([[1, 2], [3, 4]]))
     (Array([1, 2], dtype=int32), Array([3, 4], dtype=int32))
     """
-    check_arraylike("unstack", x)
-    x = plain(x)
+    x = operand("unstack", x)
     d = canonical_axis(axis, typeof(x).ndim, "unstack")
     return tuple(
         lax.squeeze(lax.slice_in_dim(x, k, k + 1, axis=d), (d,)) for k in range(typeof(x).shape[d])
@@ -293,8 +293,7 @@ def dsplit(ary: ArrayLike, indices_or_sections: Any) -> list[Array]:
 
 
 def _split(name: str, a: Any, where: Any, axis: int, equal: bool) -> list[Array]:
-    check_arraylike(name, a)
-    a = plain(a)
+    a = operand(name, a)
     d = canonical_axis(axis, typeof(a).ndim, name)
     n = typeof(a).shape[d]
     if isinstance(where, Tracer):

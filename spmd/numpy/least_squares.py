@@ -19,6 +19,7 @@ from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
     plain,
+    promote_args_inexact,
     promote_dtypes_inexact,
     promotes_inside,
 )
@@ -198,8 +199,7 @@ def tensorinv(a: ArrayLike, ind: int = 2) -> Array:
     >>> snp.linalg.tensorinv(2 * np.eye(4).reshape(2, 2, 2, 2)).shape
     (2, 2, 2, 2)
     """
-    check_arraylike("tensorinv", a)
-    (a,) = promote_dtypes_inexact(plain(a))
+    (a,) = promote_args_inexact("tensorinv", a)
     shape = typeof(a).shape
     first, last = shape[: int(ind)], shape[int(ind) :]
     if ind <= 0 or math.prod(first) != math.prod(last):

@@ -42,7 +42,7 @@ from spmd.numpy.promotion import (
     check_arraylike,
     constant_like,
     plain,
-    promote_dtypes_inexact,
+    promote_args_inexact,
 )
 from spmd.numpy.reductions import canonical_axes, keep_dims
 from spmd.numpy.reductions import max as _max
@@ -103,8 +103,7 @@ def norm(x: ArrayLike, ord: Any = None, axis: Any = None, keepdims: bool = False
     >>> snp.linalg.norm(np.array([3.0, 4.0]))
     Array(5., dtype=float32)
     """
-    check_arraylike("norm", x)
-    (x,) = promote_dtypes_inexact(plain(x))
+    (x,) = promote_args_inexact("norm", x)
     rank = typeof(x).ndim
     if axis is None and ord is None:
         dims = tuple(range(rank))
@@ -128,8 +127,7 @@ def vector_norm(
     >>> snp.linalg.vector_norm(np.array([3.0, 4.0]), ord=1)
     Array(7., dtype=float32)
     """
-    check_arraylike("vector_norm", x)
-    (x,) = promote_dtypes_inexact(plain(x))
+    (x,) = promote_args_inexact("vector_norm", x)
     dims = canonical_axes(axis, typeof(x).ndim, "vector_norm")
     return _vector_norm(x, ord, dims, keepdims)
 
@@ -143,8 +141,7 @@ def matrix_norm(x: ArrayLike, /, *, keepdims: bool = False, ord: Any = "fro") ->
     >>> snp.linalg.matrix_norm(np.array([[3.0, 0.0], [0.0, 4.0]]))
     Array(5., dtype=float32)
     """
-    check_arraylike("matrix_norm", x)
-    (x,) = promote_dtypes_inexact(plain(x))
+    (x,) = promote_args_inexact("matrix_norm", x)
     n = typeof(x).ndim
     return _matrix_norm(x, ord, (n - 2, n - 1), keepdims)
 
@@ -211,8 +208,7 @@ def matrix_power(a: ArrayLike, n: int) -> Array:
     Array([[1., 3.],
            [0., 1.]], dtype=float32)
     """
-    check_arraylike("matrix_power", a)
-    (a,) = promote_dtypes_inexact(plain(a))
+    (a,) = promote_args_inexact("matrix_power", a)
     shape = typeof(a).shape
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ShapeError(f"matrix_power: square matrices are needed, got shape {shape}")

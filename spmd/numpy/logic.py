@@ -19,6 +19,7 @@ from spmd.numpy.promotion import (
     check_real,
     constant_like,
     filled_like,
+    operand,
     plain,
     promote_args,
     promote_args_numeric,
@@ -274,8 +275,7 @@ def _test(
     """A test of floats; complex numbers join their parts' answers, integers answer `other`."""
 
     def f(x: ArrayLike, /) -> Array:
-        check_arraylike(name, x)
-        x = plain(x)
+        x = operand(name, x)
         dtype = typeof(x).dtype
         if dtypes.is_float(dtype):
             return real_test(x)
@@ -346,8 +346,7 @@ def isreal(x: ArrayLike) -> Array:
     >>> snp.isreal(np.array([1j, 1.0]))
     Array([False,  True], dtype=bool)
     """
-    check_arraylike("isreal", x)
-    x = plain(x)
+    x = operand("isreal", x)
     if not dtypes.is_complex(typeof(x).dtype):
         return filled_like(x, True, np.dtype(np.bool_))
     imaginary = lax.imag(x)

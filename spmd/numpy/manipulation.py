@@ -22,7 +22,7 @@ from spmd.core.structural import move_dim
 from spmd.numpy import promotion
 from spmd.numpy.creation import canonical_shape
 from spmd.numpy.programs import one_program
-from spmd.numpy.promotion import as_array, broadcast_shapes_of, check_arraylike, plain
+from spmd.numpy.promotion import as_array, broadcast_shapes_of, check_arraylike, operand, plain
 from spmd.numpy.reductions import Axis, canonical_axes, canonical_axis
 from spmd.sharding.array import Array, ArrayLike
 
@@ -45,8 +45,7 @@ def _shape_of(name: str, a: Any) -> tuple[int, ...]:
     """The shape of an argument of function `name`; that of None is ()."""
     if a is None:
         return ()
-    check_arraylike(name, a)
-    return typeof(plain(a)).shape
+    return typeof(operand(name, a)).shape
 
 
 def ndim(a: ArrayLike) -> int:
@@ -90,8 +89,7 @@ def reshape(
     Array([[0, 1, 2],
            [3, 4, 5]], dtype=int32)
     """
-    check_arraylike("reshape", a)
-    a = plain(a)
+    a = operand("reshape", a)
     new_shape = _new_shape(typeof(a).shape, shape)
     if order == "C":
         return as_array(lax.reshape(a, new_shape))
@@ -151,8 +149,7 @@ def squeeze(a: ArrayLike, axis: Axis = None) -> Array:
     >>> snp.squeeze(np.zeros((1, 3, 1))).shape
     (3,)
     """
-    check_arraylike("squeeze", a)
-    a = plain(a)
+    a = operand("squeeze", a)
     sizes = typeof(a).shape
     if axis is None:
         dims = tuple(d for d, n in enumerate(sizes) if n == 1)
@@ -176,8 +173,7 @@ def expand_dims(a: ArrayLike, axis: Any) -> Array:
     >>> snp.expand_dims(np.zeros(3), (0, 2)).shape
     (1, 3, 1)
     """
-    check_arraylike("expand_dims", a)
-    a = plain(a)
+    a = operand("expand_dims", a)
     many = tuple(axis) if isinstance(axis, (tuple, list, range)) else (axis,)
     dims = canonical_axes(many, typeof(a).ndim + len(many), "expand_dims")
     return as_array(lax.expand_dims(a, dims))
@@ -250,8 +246,7 @@ def broadcast_to(array: ArrayLike, shape: Any, *, out_sharding: Any = None) -> A
     Array([[1, 2],
            [1, 2]], dtype=int32)
     """
-    check_arraylike("broadcast_to", array)
-    array = plain(array)
+    array = operand("broadcast_to", array)
     target = canonical_shape(shape, "broadcast_to")
     old = typeof(array).shape
     fits = len(old) <= len(target)
@@ -289,8 +284,7 @@ def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> Array:
     Array([[1, 3],
            [2, 4]], dtype=int32)
     """
-    check_arraylike("transpose", a)
-    a = plain(a)
+    a = operand("transpose", a)
     n = typeof(a).ndim
     if axes is None:
         order: tuple[int, ...] = tuple(range(n))[::-1]
@@ -320,8 +314,7 @@ def matrix_transpose(x: ArrayLike, /) -> Array:
     >>> snp.matrix_transpose(np.zeros((2, 3, 4))).shape
     (2, 4, 3)
     """
-    check_arraylike("matrix_transpose", x)
-    if typeof(plain(x)).ndim < 2:
+    if typeof(operand("matrix_transpose", x)).ndim < 2:
         raise ShapeError(f"matrix_transpose: at least 2 dims are needed, got {typeof(plain(x))}")
     return swapaxes(x, -1, -2)
 
@@ -333,8 +326,7 @@ def swapaxes(a: ArrayLike, axis1: int, axis2: int) -> Array:
     >>> snp.swapaxes(np.zeros((2, 3, 4)), 0, 2).shape
     (4, 3, 2)
     """
-    check_arraylike("swapaxes", a)
-    a = plain(a)
+    a = operand("swapaxes", a)
     n = typeof(a).ndim
     d1, d2 = canonical_axis(axis1, n, "swapaxes"), canonical_axis(axis2, n, "swapaxes")
     order = list(range(n))
@@ -351,8 +343,7 @@ def moveaxis(a: ArrayLike, source: Axis, destination: Axis) -> Array:
     >>> snp.moveaxis(np.zeros((2, 3, 4)), 0, -1).shape
     (3, 4, 2)
     """
-    check_arraylike("moveaxis", a)
-    a = plain(a)
+    a = operand("moveaxis", a)
     n = typeof(a).ndim
     origin = canonical_axes(source, n, "moveaxis")
     target = canonical_axes(destination, n, "moveaxis")
@@ -392,8 +383,7 @@ def flip(m: ArrayLike, axis: Axis = None) -> Array:
     Array([[2, 1],
            [4, 3]], dtype=int32)
     """
-    check_arraylike("flip", m)
-    m = plain(m)
+    m = operand("flip", m)
     return as_array(lax.rev(m, canonical_axes(axis, typeof(m).ndim, "flip")))
 
 
@@ -426,8 +416,7 @@ def rot90(m: ArrayLike, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
     Array([[2, 4],
            [1, 3]], dtype=int32)
     """
-    check_arraylike("rot90", m)
-    m = plain(m)
+    m = operand("rot90", m)
     d1, d2 = canonical_axes(axes, typeof(m).ndim, "rot90")
     turns = k % 4
     if turns == 0:
@@ -449,8 +438,7 @@ def roll(a: ArrayLike, shift: Any, axis: Axis = None) -> Array:
     >>> snp.roll(np.arange(4), 1)
     Array([3, 0, 1, 2], dtype=int32)
     """
-    check_arraylike("roll", a)
-    a = plain(a)
+    a = operand("roll", a)
     if axis is None:
         return reshape(roll(ravel(a), shift, 0), typeof(a).shape)
     many = axis if isinstance(axis, (tuple, list, np.ndarray)) else (axis,)

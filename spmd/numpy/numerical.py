@@ -26,6 +26,7 @@ from spmd.numpy.promotion import (
     convert,
     default_float,
     default_int,
+    operand,
     plain,
     promote_args_inexact,
     promote_dtypes,
@@ -89,8 +90,7 @@ def interp(
     x, xp = promote_dtypes_inexact(plain(x), plain(xp))
     (fp,) = promote_dtypes_inexact(plain(fp))
     if period is not None:
-        check_arraylike("interp", period)
-        if typeof(plain(period)).shape:
+        if typeof(operand("interp", period)).shape:
             raise ShapeError(f"interp: period must be a scalar, got shape {typeof(period).shape}")
         period = absolute(period)
         x, xp = remainder(x, period), remainder(xp, period)
@@ -265,8 +265,7 @@ def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Arra
            [4, 2, 1],
            [9, 3, 1]], dtype=int32)
     """
-    check_arraylike("vander", x)
-    x = plain(x)
+    x = operand("vander", x)
     if typeof(x).ndim != 1:
         raise ShapeError(f"vander: x must have one dim, got {typeof(x)}")
     n = typeof(x).shape[0] if N is None else operator.index(N)
@@ -468,8 +467,7 @@ def diag_indices_from(arr: ArrayLike) -> tuple[Any, ...]:
     >>> snp.diag_indices_from(np.ones((2, 2)))
     (Array([0, 1], dtype=int32), Array([0, 1], dtype=int32))
     """
-    check_arraylike("diag_indices_from", arr)
-    shape = typeof(plain(arr)).shape
+    shape = typeof(operand("diag_indices_from", arr)).shape
     if len(shape) < 2 or len(set(shape)) != 1:
         raise ShapeError(
             f"diag_indices_from: at least 2 dims, all of one size, are needed, got shape {shape}"

@@ -25,6 +25,7 @@ from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
     plain,
+    promote_args_inexact,
     promote_dtypes,
     promote_dtypes_inexact,
     promotes_inside,
@@ -224,8 +225,7 @@ def poly(seq_of_zeros: Any) -> Array:
     >>> poly(np.array([1.0, 2.0]))
     Array([ 1., -3.,  2.], dtype=float32)
     """
-    check_arraylike("poly", seq_of_zeros)
-    (zeros,) = promote_dtypes_inexact(plain(seq_of_zeros))
+    (zeros,) = promote_args_inexact("poly", seq_of_zeros)
     zeros = atleast_1d(zeros)
     shape = typeof(zeros).shape
     if len(shape) == 2 and shape[0] == shape[1] != 0:

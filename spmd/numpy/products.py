@@ -22,6 +22,7 @@ from spmd.numpy.manipulation import moveaxis, ravel, reshape
 from spmd.numpy.promotion import (
     check_arraylike,
     constant_like,
+    operand,
     optional_dtype,
     plain,
     promote_dtypes,
@@ -419,8 +420,7 @@ def trace(
     Array(5, dtype=int32)
     """
     refuse_out("trace", out)
-    check_arraylike("trace", a)
-    a = plain(a)
+    a = operand("trace", a)
     n = typeof(a).ndim
     d1, d2 = canonical_axis(axis1, n, "trace"), canonical_axis(axis2, n, "trace")
     if d1 == d2:

@@ -63,6 +63,12 @@ def plain(x: Any) -> Any:
     return x if convert is None else convert()
 
 
+def operand(name: str, x: Any) -> Any:
+    """The array that an argument of the function `name` stands for, checked to be one."""
+    check_arraylike(name, x)
+    return plain(x)
+
+
 # ---- dtypes ------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
     check_arraylike,
     constant_like,
+    operand,
     plain,
     promote_dtypes_inexact,
     select,
@@ -225,8 +226,7 @@ def _weights_like(name: str, a: Any, weights: Any, dims: tuple[int, ...]) -> Any
     shape = typeof(a).shape
     if weights is None:
         return lax.full(shape, 1, typeof(a).dtype)
-    check_arraylike(name, weights)
-    given = lax.convert_element_type(plain(weights), typeof(a).dtype)
+    given = lax.convert_element_type(operand(name, weights), typeof(a).dtype)
     if typeof(given).shape == shape:
         return given
     if typeof(given).shape != tuple(shape[d] for d in dims):

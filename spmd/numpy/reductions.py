@@ -31,6 +31,7 @@ from spmd.numpy.promotion import (
     constant_like,
     convert,
     default_int,
+    operand,
     optional_dtype,
     plain,
     promote_dtypes_numeric,
@@ -267,8 +268,7 @@ def max(
     Array([5, 7], dtype=int32)
     """
     refuse_out("max", out)
-    check_arraylike("max", a)
-    return _reduce(_MAX, plain(a), axis, keepdims, initial, check_where("max", where))
+    return _reduce(_MAX, operand("max", a), axis, keepdims, initial, check_where("max", where))
 
 
 @cached_options
@@ -290,8 +290,7 @@ def min(
     Array([1, 2], dtype=int32)
     """
     refuse_out("min", out)
-    check_arraylike("min", a)
-    return _reduce(_MIN, plain(a), axis, keepdims, initial, check_where("min", where))
+    return _reduce(_MIN, operand("min", a), axis, keepdims, initial, check_where("min", where))
 
 
 amax = max
@@ -316,8 +315,9 @@ def all(
     Array([ True, False], dtype=bool)
     """
     refuse_out("all", out)
-    check_arraylike("all", a)
-    return _reduce(_ALL, as_bool(plain(a)), axis, keepdims, None, check_where("all", where))
+    return _reduce(
+        _ALL, as_bool(operand("all", a)), axis, keepdims, None, check_where("all", where)
+    )
 
 
 @cached_options
@@ -338,8 +338,9 @@ def any(
     Array([ True, False], dtype=bool)
     """
     refuse_out("any", out)
-    check_arraylike("any", a)
-    return _reduce(_ANY, as_bool(plain(a)), axis, keepdims, None, check_where("any", where))
+    return _reduce(
+        _ANY, as_bool(operand("any", a)), axis, keepdims, None, check_where("any", where)
+    )
 
 
 @cached_options
@@ -352,8 +353,7 @@ def count_nonzero(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Ar
     >>> snp.count_nonzero(np.array([[0, 1], [2, 3]]), axis=1)
     Array([1, 2], dtype=int32)
     """
-    check_arraylike("count_nonzero", a)
-    return sum(as_bool(plain(a)), axis, default_int(), keepdims=keepdims)
+    return sum(as_bool(operand("count_nonzero", a)), axis, default_int(), keepdims=keepdims)
 
 
 @cached_options
@@ -375,8 +375,7 @@ def ptp(a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = Fals
 
 
 def _arg_extreme(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdims: Any) -> Any:
-    check_arraylike(name, a)
-    a = plain(a)
+    a = operand(name, a)
     shape = typeof(a).shape
     if axis is None:
         dims, flat = tuple(range(len(shape))), lax.reshape(a, (typeof(a).size,))
@@ -430,8 +429,7 @@ def argmin(
 def _running(
     name: str, op: Callable[..., Any], a: Any, axis: int | None, dtype: Any, promote: bool = False
 ) -> Any:
-    check_arraylike(name, a)
-    a = plain(a)
+    a = operand(name, a)
     if axis is None or typeof(a).ndim == 0:
         a, axis = lax.reshape(a, (typeof(a).size,)), 0
     d = canonical_axis(axis, typeof(a).ndim, name)
@@ -523,8 +521,7 @@ def cumulative_prod(
 
 def _without_nan(name: str, a: Any, fill: Any) -> tuple[Any, Any]:
     """`a` with NaN replaced, and where they were (None for dtypes that have none)."""
-    check_arraylike(name, a)
-    a = plain(a)
+    a = operand(name, a)
     if not dtypes.is_inexact(typeof(a).dtype):
         return a, None
     mask = isnan(a)

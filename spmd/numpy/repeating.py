@@ -18,7 +18,7 @@ from spmd.core.trace import Tracer
 from spmd.numpy.creation import asarray
 from spmd.numpy.joining import concatenate
 from spmd.numpy.manipulation import broadcast_to, moveaxis, ravel, reshape
-from spmd.numpy.promotion import as_array, check_arraylike, constant_like, convert, plain
+from spmd.numpy.promotion import as_array, check_arraylike, constant_like, convert, operand, plain
 from spmd.numpy.quantiles import median
 from spmd.numpy.ranges import linspace
 from spmd.numpy.reductions import canonical_axis, cumsum
@@ -43,8 +43,7 @@ def tile(A: ArrayLike, reps: Any) -> Array:
     >>> snp.tile(np.array([1, 2]), 2)
     Array([1, 2, 1, 2], dtype=int32)
     """
-    check_arraylike("tile", A)
-    a = plain(A)
+    a = operand("tile", A)
     times = [operator.index(r) for r in (reps if np.iterable(reps) else (reps,))]
     sizes = typeof(a).shape
     rank = max(len(times), len(sizes))
@@ -75,8 +74,7 @@ def repeat(
     >>> snp.repeat(np.array([1, 2]), np.array([2, 3]))
     Array([1, 1, 2, 2, 2], dtype=int32)
     """
-    check_arraylike("repeat", a)
-    a = plain(a)
+    a = operand("repeat", a)
     if axis is None:
         a, axis = ravel(a), 0
     d = canonical_axis(axis, typeof(a).ndim, "repeat")
@@ -331,8 +329,7 @@ def delete(
     >>> snp.delete(np.array([5, 6, 7]), 1)
     Array([5, 7], dtype=int32)
     """
-    check_arraylike("delete", arr)
-    a = plain(arr)
+    a = operand("delete", arr)
     if axis is None:
         a, axis = ravel(a), 0
     d = canonical_axis(axis, typeof(a).ndim, "delete")
@@ -401,8 +398,7 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     >>> snp.diff(np.array([1, 4, 9]))
     Array([3, 5], dtype=int32)
     """
-    check_arraylike("diff", a)
-    a = plain(a)
+    a = operand("diff", a)
     if typeof(a).ndim == 0 or n < 0:
         raise ArgumentError(f"diff: an array of at least one dim and n >= 0 are needed, got n={n}")
     d = canonical_axis(axis, typeof(a).ndim, "diff")
@@ -410,8 +406,7 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     parts = []
     for part in (prepend, a, append):
         if part is not None:
-            check_arraylike("diff", part)
-            part = plain(part)
+            part = operand("diff", part)
             parts.append(part if typeof(part).ndim else broadcast_to(part, row))
     a = concatenate(parts, d)
     differ = lax.ne if typeof(a).dtype == np.bool_ else lax.sub

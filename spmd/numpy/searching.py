@@ -27,6 +27,7 @@ from spmd.numpy.promotion import (
     constant_like,
     convert,
     default_int,
+    operand,
     plain,
     select,
 )
@@ -104,8 +105,7 @@ def nonzero(
     >>> snp.nonzero(np.array([[0, 7], [8, 0]]))
     (Array([0, 1], dtype=int32), Array([1, 0], dtype=int32))
     """
-    check_arraylike("nonzero", a)
-    a = plain(a)
+    a = operand("nonzero", a)
     shape = typeof(a).shape
     if not shape:
         raise ShapeError("nonzero: an array without dims has no indices; use atleast_1d first")
@@ -165,8 +165,7 @@ def argwhere(
     Array([[0, 1],
            [1, 0]], dtype=int32)
     """
-    check_arraylike("argwhere", a)
-    a = plain(a)
+    a = operand("argwhere", a)
     rank = typeof(a).ndim
     rows = stack(nonzero(atleast_1d(a), size=size, fill_value=fill_value), 1)
     return rows if rank else lax.slice_in_dim(rows, 0, 0, axis=1)
@@ -239,8 +238,7 @@ def diagonal(a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> A
     >>> snp.diagonal(np.array([[1, 2], [3, 4]]))
     Array([1, 4], dtype=int32)
     """
-    check_arraylike("diagonal", a)
-    a = plain(a)
+    a = operand("diagonal", a)
     n = typeof(a).ndim
     if n < 2:
         raise ShapeError(f"diagonal: at least two dims are needed, got {typeof(a)}")
@@ -271,8 +269,7 @@ def diag(v: ArrayLike, k: int = 0) -> Array:
     Array([[1, 0],
            [0, 2]], dtype=int32)
     """
-    check_arraylike("diag", v)
-    v = plain(v)
+    v = operand("diag", v)
     rank = typeof(v).ndim
     if rank == 2:
         return diagonal(v, k)

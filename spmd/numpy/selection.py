@@ -25,6 +25,7 @@ from spmd.numpy.promotion import (
     check_real,
     constant_like,
     convert,
+    operand,
     plain,
     promote_dtypes,
     promote_shapes,
@@ -182,8 +183,7 @@ def nan_to_num(
     >>> snp.nan_to_num(np.array([1.0, np.nan, np.inf]), posinf=9.0)
     Array([1., 0., 9.], dtype=float32)
     """
-    check_arraylike("nan_to_num", x)
-    x = plain(x)
+    x = operand("nan_to_num", x)
     dtype = typeof(x).dtype
     if not dtypes.is_inexact(dtype):
         return as_array(x)

@@ -22,6 +22,7 @@ from spmd.numpy.promotion import (
     constant_like,
     convert,
     default_int,
+    operand,
     plain,
     promote_dtypes,
     promote_dtypes_inexact,
@@ -289,8 +290,7 @@ def bincount(
     >>> snp.bincount(np.array([0, 1, 1, 3]))
     Array([1, 2, 0, 1], dtype=int32)
     """
-    check_arraylike("bincount", x)
-    x = plain(x)
+    x = operand("bincount", x)
     if typeof(x).ndim != 1 or not dtypes.is_integer(typeof(x).dtype):
         raise ArgumentError(f"bincount: x must be a vector of integers, got {typeof(x)}")
     if length is None:
@@ -399,8 +399,7 @@ def unique(
     >>> snp.unique(np.array([3, 1, 3]), return_counts=True)
     (Array([1, 3], dtype=int32), Array([1, 2], dtype=int32))
     """
-    check_arraylike("unique", ar)
-    ar = plain(ar)
+    ar = operand("unique", ar)
     if size is None and isinstance(ar, Tracer) and ar.concrete() is None:
         raise ConcretizationError(
             "unique: how many different elements there are depends on traced data; give size="
@@ -522,8 +521,7 @@ def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: Any = None) -> Array:
     >>> snp.trim_zeros(np.array([0, 1, 0, 2, 0]))
     Array([1, 0, 2], dtype=int32)
     """
-    check_arraylike("trim_zeros", filt)
-    mask = np.asarray(as_bool(plain(filt)))
+    mask = np.asarray(as_bool(operand("trim_zeros", filt)))
     x = as_array(filt)
     for d in canonical_axes(axis, mask.ndim, "trim_zeros"):
         others = tuple(k for k in range(mask.ndim) if k != d)

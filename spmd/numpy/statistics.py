@@ -23,6 +23,7 @@ from spmd.numpy.promotion import (
     constant_like,
     optional_dtype,
     plain,
+    promote_args_inexact,
     promote_dtypes_inexact,
     promote_shapes,
     select,
@@ -99,8 +100,7 @@ def average(
     Array(1.25, dtype=float32)
     """
     if weights is None:
-        check_arraylike("average", a)
-        (a,) = promote_dtypes_inexact(plain(a))
+        (a,) = promote_args_inexact("average", a)
         result = mean(a, axis, keepdims=keepdims)
         weight = _count(a, axis, keepdims, None, typeof(result).dtype)
     else:

@@ -22,6 +22,7 @@ from spmd.numpy.promotion import (
     broadcast_to,
     check_arraylike,
     convert,
+    operand,
     plain,
 )
 from spmd.sharding.array import Array, ArrayLike
@@ -31,8 +32,7 @@ from spmd.sharding.array import Array, ArrayLike
 
 def _positions(name: str, indices: Any) -> Any:
     """Positions as an array of integers of at least 32 bits."""
-    check_arraylike(name, indices)
-    indices = plain(indices)
+    indices = operand(name, indices)
     dtype = typeof(indices).dtype
     if not dtypes.is_integer(dtype):
         raise DtypeError(

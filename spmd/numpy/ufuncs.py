@@ -28,6 +28,7 @@ from spmd.numpy.promotion import (
     convert,
     default_float,
     filled_like,
+    operand,
     plain,
     promote_args,
     promote_args_inexact,
@@ -241,8 +242,7 @@ def absolute(x: ArrayLike, /) -> Array:
     >>> snp.abs(np.array([-2, 3]))
     Array([2, 3], dtype=int32)
     """
-    check_arraylike("absolute", x)
-    x = plain(x)
+    x = operand("absolute", x)
     dtype = typeof(x).dtype
     return as_array(x) if dtypes.is_bool(dtype) or dtypes.is_unsigned(dtype) else lax.abs(x)
 
@@ -733,8 +733,7 @@ def real(val: ArrayLike, /) -> Array:
     >>> snp.real(np.array([1 + 2j, 3.0]))
     Array([1., 3.], dtype=float32)
     """
-    check_arraylike("real", val)
-    x = plain(val)
+    x = operand("real", val)
     return lax.real(x) if dtypes.is_complex(typeof(x).dtype) else as_array(x)
 
 
@@ -747,8 +746,7 @@ def imag(val: ArrayLike, /) -> Array:
     >>> snp.imag(np.array([1 + 2j, 3.0]))
     Array([2., 0.], dtype=float32)
     """
-    check_arraylike("imag", val)
-    x = plain(val)
+    x = operand("imag", val)
     return lax.imag(x) if dtypes.is_complex(typeof(x).dtype) else filled_like(x, 0)
 
 
@@ -760,8 +758,7 @@ def conjugate(x: ArrayLike, /) -> Array:
     >>> snp.conj(np.array([1 + 2j]))
     Array([1.-2.j], dtype=complex64)
     """
-    check_arraylike("conjugate", x)
-    x = plain(x)
+    x = operand("conjugate", x)
     return lax.conj(x) if dtypes.is_complex(typeof(x).dtype) else as_array(x)
 
 
@@ -777,8 +774,7 @@ def angle(z: ArrayLike, deg: bool = False) -> Array:
     >>> snp.angle(np.array([1j, -1.0]), deg=True)
     Array([ 90., 180.], dtype=float32)
     """
-    check_arraylike("angle", z)
-    z = plain(z)
+    z = operand("angle", z)
     if not dtypes.is_inexact(typeof(z).dtype):
         z = convert(z, default_float())
     result = lax.atan2(imag(z), real(z))

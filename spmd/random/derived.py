@@ -19,6 +19,7 @@ from spmd.numpy.promotion import (
     broadcast_to,
     check_arraylike,
     default_int,
+    operand,
     plain,
     promote_dtypes_inexact,
     select,
@@ -51,8 +52,7 @@ if TYPE_CHECKING:
 
 def _parameter(name: str, x: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """A parameter with the dtype and the shape of the sample."""
-    check_arraylike(name, x)
-    return broadcast_to(lax.convert_element_type(plain(x), dtype), shape)
+    return broadcast_to(lax.convert_element_type(operand(name, x), dtype), shape)
 
 
 # ---- one draw, then a formula ------------------------------------------------------------------

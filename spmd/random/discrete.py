@@ -20,8 +20,9 @@ from spmd.numpy.promotion import (
     broadcast_to,
     check_arraylike,
     default_int,
+    operand,
     plain,
-    promote_dtypes_inexact,
+    promote_args_inexact,
     select,
     user_dtype,
 )
@@ -130,8 +131,7 @@ def bernoulli(
     >>> spmd.random.bernoulli(spmd.random.key(0), np.array([0.0, 1.0]))
     Array([False,  True], dtype=bool)
     """
-    check_arraylike("bernoulli", p)
-    p = plain(p)
+    p = operand("bernoulli", p)
     dtype = typeof(p).dtype
     if not dtypes.is_float(dtype):
         raise DtypeError(f"bernoulli: the probability p must be a float, got {typeof(p)}")
@@ -196,8 +196,7 @@ def categorical(
     >>> sorted(set(x.tolist()))
     [1, 2]
     """
-    check_arraylike("categorical", logits)
-    logits = plain(logits)
+    logits = operand("categorical", logits)
     own = typeof(logits).shape
     d = canonical_axis(axis, len(own), "categorical")
     batch = own[:d] + own[d + 1 :]
@@ -274,8 +273,7 @@ def _chosen(
 ) -> Any:
     if p is None:
         return randint(key, shape, 0, count)
-    check_arraylike("choice", p)
-    (p,) = promote_dtypes_inexact(plain(p))
+    (p,) = promote_args_inexact("choice", p)
     if typeof(p).shape != (count,):
         raise ShapeError(f"choice: p must have shape ({count},), got {typeof(p).shape}")
     dtype = typeof(p).dtype
