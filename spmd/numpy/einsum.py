@@ -25,9 +25,9 @@ from spmd.numpy.promotion import (
     optional_dtype,
     plain,
     promote_dtypes,
+    refuse_out,
     select,
 )
-from spmd.numpy.reductions import refuse_out
 from spmd.numpy.reductions import sum as _sum
 from spmd.sharding.array import Array
 

@@ -26,9 +26,10 @@ from spmd.numpy.promotion import (
     optional_dtype,
     plain,
     promote_dtypes,
+    refuse_out,
     select,
 )
-from spmd.numpy.reductions import canonical_axes, canonical_axis, refuse_out
+from spmd.numpy.reductions import canonical_axes, canonical_axis
 from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.ufuncs import conjugate, multiply, subtract
 from spmd.sharding.array import Array, ArrayLike
@@ -419,8 +420,7 @@ def trace(
     >>> snp.trace(np.array([[1, 2], [3, 4]]))
     Array(5, dtype=int32)
     """
-    refuse_out("trace", out)
-    a = operand("trace", a)
+    a = operand("trace", a, out)
     n = typeof(a).ndim
     d1, d2 = canonical_axis(axis1, n, "trace"), canonical_axis(axis2, n, "trace")
     if d1 == d2:

@@ -63,8 +63,21 @@ def plain(x: Any) -> Any:
     return x if convert is None else convert()
 
 
-def operand(name: str, x: Any) -> Any:
-    """The array that an argument of the function `name` stands for, checked to be one."""
+def refuse_out(name: str, out: Any) -> None:
+    """Arrays are immutable, so there is nothing to write to."""
+    if out is not None:
+        raise ArgumentError(f"{name}: out= is not supported, as arrays are immutable")
+
+
+def operand(name: str, x: Any, out: Any = None) -> Any:
+    """The array that an argument of the function `name` stands for, checked to be one.
+
+    `out` is the function's argument of that name, if it has one.
+    """
+    if out is not None:
+        refuse_out(name, out)
+    if type(x) in _PLAIN_TYPES:
+        return x
     check_arraylike(name, x)
     return plain(x)
 

@@ -24,9 +24,10 @@ from spmd.numpy.promotion import (
     operand,
     plain,
     promote_dtypes_inexact,
+    refuse_out,
     select,
 )
-from spmd.numpy.reductions import Axis, any, canonical_axes, refuse_out, sum
+from spmd.numpy.reductions import Axis, any, canonical_axes, sum
 from spmd.numpy.ufuncs import divide
 from spmd.sharding.array import Array, ArrayLike
 
@@ -60,8 +61,7 @@ def quantile(
     >>> snp.quantile(np.array([1.0, 2.0, 3.0]), 0.5, method="inverted_cdf", weights=heavy)
     Array(3., dtype=float32)
     """
-    refuse_out("quantile", out)
-    return _quantile("quantile", a, q, axis, method, keepdims, False, weights)
+    return _quantile("quantile", a, q, axis, out, method, keepdims, False, weights)
 
 
 def nanquantile(
@@ -83,8 +83,7 @@ def nanquantile(
     >>> snp.nanquantile(np.array([1.0, np.nan, 3.0]), 0.5)
     Array(2., dtype=float32)
     """
-    refuse_out("nanquantile", out)
-    return _quantile("nanquantile", a, q, axis, method, keepdims, True, weights)
+    return _quantile("nanquantile", a, q, axis, out, method, keepdims, True, weights)
 
 
 @lays_out_result
@@ -110,10 +109,7 @@ def percentile(
     >>> snp.percentile(np.array([1.0, 2.0, 3.0, 4.0]), 50)
     Array(2.5, dtype=float32)
     """
-    check_arraylike("percentile", a, q)
-    share = divide(promote_dtypes_inexact(plain(q))[0], 100)
-    refuse_out("percentile", out)
-    return _quantile("percentile", a, share, axis, method, keepdims, False, weights)
+    return _quantile("percentile", a, q, axis, out, method, keepdims, False, weights, 100)
 
 
 def nanpercentile(
@@ -135,10 +131,7 @@ def nanpercentile(
     >>> snp.nanpercentile(np.array([1.0, np.nan, 3.0]), 50)
     Array(2., dtype=float32)
     """
-    check_arraylike("nanpercentile", a, q)
-    share = divide(promote_dtypes_inexact(plain(q))[0], 100)
-    refuse_out("nanpercentile", out)
-    return _quantile("nanpercentile", a, share, axis, method, keepdims, True, weights)
+    return _quantile("nanpercentile", a, q, axis, out, method, keepdims, True, weights, 100)
 
 
 def median(
@@ -156,8 +149,7 @@ def median(
     >>> snp.median(np.array([3, 1, 2, 10]))
     Array(2.5, dtype=float32)
     """
-    refuse_out("median", out)
-    return _quantile("median", a, 0.5, axis, "midpoint", keepdims, False, None)
+    return _quantile("median", a, 0.5, axis, out, "midpoint", keepdims, False, None)
 
 
 def nanmedian(
@@ -175,8 +167,7 @@ def nanmedian(
     >>> snp.nanmedian(np.array([1.0, np.nan, 3.0]))
     Array(2., dtype=float32)
     """
-    refuse_out("nanmedian", out)
-    return _quantile("nanmedian", a, 0.5, axis, "midpoint", keepdims, True, None)
+    return _quantile("nanmedian", a, 0.5, axis, out, "midpoint", keepdims, True, None)
 
 
 def _quantile(
@@ -184,16 +175,22 @@ def _quantile(
     a: Any,
     q: Any,
     axis: Axis,
+    out: Any,
     method: str,
     keepdims: bool,
     skip_nan: bool,
     weights: Any,
+    unit: int = 1,
 ) -> Any:
+    """The quantiles at the shares `q / unit` of the elements."""
+    refuse_out(name, out)
     check_arraylike(name, a, q)
     if method not in _METHODS:
         raise ArgumentError(f"{name}: method must be one of {', '.join(_METHODS)}, got {method!r}")
     (a,) = promote_dtypes_inexact(plain(a))
     (q,) = promote_dtypes_inexact(plain(q))
+    if unit != 1:
+        q = divide(q, unit)
     if dtypes.is_complex(typeof(a).dtype):
         raise DtypeError(f"{name}: complex numbers have no order")
     if typeof(q).ndim > 1:

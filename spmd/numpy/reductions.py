@@ -75,12 +75,6 @@ def keep_dims(result: Any, shape: Sequence[int], dims: Sequence[int]) -> Any:
     return lax.broadcast_in_dim(result, ones, kept)
 
 
-def refuse_out(name: str, out: Any) -> None:
-    """Arrays are immutable, so there is nothing to write to."""
-    if out is not None:
-        raise ArgumentError(f"{name}: out= is not supported, as arrays are immutable")
-
-
 def check_where(name: str, where: Any) -> Any:
     """The mask of a reduction: None or bools."""
     if where is None:
@@ -182,12 +176,12 @@ _ANY = _Reduction("any", lax.reduce_or, lax.bitwise_or, _number(0))
 
 
 def _additive(
-    kind: _Reduction, a: Any, axis: Axis, dtype: Any, keepdims: bool, initial: Any, where: Any,
-    promote_integers: bool,
+    kind: _Reduction, a: Any, axis: Axis, dtype: Any, out: Any, keepdims: bool, initial: Any,
+    where: Any, promote_integers: bool,
 ) -> Any:  # fmt: skip
     name = kind.name
-    check_arraylike(name, a)
-    (a,) = promote_dtypes_numeric(plain(a)) if dtype is None else (plain(a),)
+    a = operand(name, a, out)
+    (a,) = promote_dtypes_numeric(a) if dtype is None else (a,)
     wanted = optional_dtype(dtype, name)
     source = typeof(a).dtype
     result = wanted or (_sum_dtype(source) if promote_integers else source)
@@ -220,8 +214,7 @@ def sum(
     >>> snp.sum(np.array([[1, 2], [3, 4]]), axis=0)
     Array([4, 6], dtype=int32)
     """
-    refuse_out("sum", out)
-    return _additive(_SUM, a, axis, dtype, keepdims, initial, where, promote_integers)
+    return _additive(_SUM, a, axis, dtype, out, keepdims, initial, where, promote_integers)
 
 
 @cached_options
@@ -245,8 +238,7 @@ def prod(
     >>> snp.prod(np.array([[1, 2], [3, 4]]), axis=0)
     Array([3, 8], dtype=int32)
     """
-    refuse_out("prod", out)
-    return _additive(_PROD, a, axis, dtype, keepdims, initial, where, promote_integers)
+    return _additive(_PROD, a, axis, dtype, out, keepdims, initial, where, promote_integers)
 
 
 @cached_options
@@ -267,8 +259,8 @@ def max(
     >>> snp.max(np.array([[1, 5], [7, 2]]), axis=1)
     Array([5, 7], dtype=int32)
     """
-    refuse_out("max", out)
-    return _reduce(_MAX, operand("max", a), axis, keepdims, initial, check_where("max", where))
+    a = operand("max", a, out)
+    return _reduce(_MAX, a, axis, keepdims, initial, check_where("max", where))
 
 
 @cached_options
@@ -289,8 +281,8 @@ def min(
     >>> snp.min(np.array([[1, 5], [7, 2]]), axis=1)
     Array([1, 2], dtype=int32)
     """
-    refuse_out("min", out)
-    return _reduce(_MIN, operand("min", a), axis, keepdims, initial, check_where("min", where))
+    a = operand("min", a, out)
+    return _reduce(_MIN, a, axis, keepdims, initial, check_where("min", where))
 
 
 amax = max
@@ -314,10 +306,8 @@ def all(
     >>> snp.all(np.array([[1, 1], [1, 0]]), axis=1)
     Array([ True, False], dtype=bool)
     """
-    refuse_out("all", out)
-    return _reduce(
-        _ALL, as_bool(operand("all", a)), axis, keepdims, None, check_where("all", where)
-    )
+    a = as_bool(operand("all", a, out))
+    return _reduce(_ALL, a, axis, keepdims, None, check_where("all", where))
 
 
 @cached_options
@@ -337,10 +327,8 @@ def any(
     >>> snp.any(np.array([[0, 1], [0, 0]]), axis=1)
     Array([ True, False], dtype=bool)
     """
-    refuse_out("any", out)
-    return _reduce(
-        _ANY, as_bool(operand("any", a)), axis, keepdims, None, check_where("any", where)
-    )
+    a = as_bool(operand("any", a, out))
+    return _reduce(_ANY, a, axis, keepdims, None, check_where("any", where))
 
 
 @cached_options
@@ -366,16 +354,17 @@ def ptp(a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = Fals
     >>> snp.ptp(np.array([[1, 5], [7, 2]]), axis=1)
     Array([4, 5], dtype=int32)
     """
-    refuse_out("ptp", out)
-    check_arraylike("ptp", a)
+    a = operand("ptp", a, out)
     return lax.sub(max(a, axis, keepdims=keepdims), min(a, axis, keepdims=keepdims))
 
 
 # ---- positions of extremes ---------------------------------------------------------------------
 
 
-def _arg_extreme(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdims: Any) -> Any:
-    a = operand(name, a)
+def _arg_extreme(
+    name: str, find: Callable[..., Any], a: Any, axis: Any, out: Any, keepdims: Any
+) -> Any:
+    a = operand(name, a, out)
     shape = typeof(a).shape
     if axis is None:
         dims, flat = tuple(range(len(shape))), lax.reshape(a, (typeof(a).size,))
@@ -402,8 +391,7 @@ def argmax(
     >>> snp.argmax(np.array([[1, 5], [7, 2]]), axis=1)
     Array([1, 0], dtype=int32)
     """
-    refuse_out("argmax", out)
-    return _arg_extreme("argmax", lax.argmax, a, axis, keepdims)
+    return _arg_extreme("argmax", lax.argmax, a, axis, out, keepdims)
 
 
 @cached_options
@@ -419,17 +407,22 @@ def argmin(
     >>> snp.argmin(np.array([[1, 5], [7, 2]]), axis=1)
     Array([0, 1], dtype=int32)
     """
-    refuse_out("argmin", out)
-    return _arg_extreme("argmin", lax.argmin, a, axis, keepdims)
+    return _arg_extreme("argmin", lax.argmin, a, axis, out, keepdims)
 
 
 # ---- running reductions ------------------------------------------------------------------------
 
 
 def _running(
-    name: str, op: Callable[..., Any], a: Any, axis: int | None, dtype: Any, promote: bool = False
+    name: str,
+    op: Callable[..., Any],
+    a: Any,
+    axis: int | None,
+    dtype: Any,
+    out: Any = None,
+    promote: bool = False,
 ) -> Any:
-    a = operand(name, a)
+    a = operand(name, a, out)
     if axis is None or typeof(a).ndim == 0:
         a, axis = lax.reshape(a, (typeof(a).size,)), 0
     d = canonical_axis(axis, typeof(a).ndim, name)
@@ -453,8 +446,7 @@ def cumsum(a: ArrayLike, axis: int | None = None, dtype: Any = None, out: None =
     >>> snp.cumsum(np.array([1, 2, 3]))
     Array([1, 3, 6], dtype=int32)
     """
-    refuse_out("cumsum", out)
-    return _running("cumsum", lax.cumsum, a, axis, dtype)
+    return _running("cumsum", lax.cumsum, a, axis, dtype, out)
 
 
 def cumprod(a: ArrayLike, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:
@@ -467,8 +459,7 @@ def cumprod(a: ArrayLike, axis: int | None = None, dtype: Any = None, out: None 
     >>> snp.cumprod(np.array([1, 2, 3]))
     Array([1, 2, 6], dtype=int32)
     """
-    refuse_out("cumprod", out)
-    return _running("cumprod", lax.cumprod, a, axis, dtype)
+    return _running("cumprod", lax.cumprod, a, axis, dtype, out)
 
 
 def _cumulative(
@@ -519,9 +510,9 @@ def cumulative_prod(
 # ---- the same, ignoring NaN --------------------------------------------------------------------
 
 
-def _without_nan(name: str, a: Any, fill: Any) -> tuple[Any, Any]:
+def _without_nan(name: str, a: Any, fill: Any, out: Any = None) -> tuple[Any, Any]:
     """`a` with NaN replaced, and where they were (None for dtypes that have none)."""
-    a = operand(name, a)
+    a = operand(name, a, out)
     if not dtypes.is_inexact(typeof(a).dtype):
         return a, None
     mask = isnan(a)
@@ -570,9 +561,9 @@ def nanprod(
     return prod(filled, axis, dtype, out, keepdims, initial, where)
 
 
-def _nan_extreme(name: str, reduce: Any, fill: float, a: Any, axis: Any, keepdims: Any,
+def _nan_extreme(name: str, reduce: Any, fill: float, a: Any, axis: Any, out: Any, keepdims: Any,
                  initial: Any, where: Any) -> Any:  # fmt: skip
-    filled, mask = _without_nan(name, a, fill)
+    filled, mask = _without_nan(name, a, fill, out)
     result = reduce(filled, axis, None, keepdims, initial, where)
     if mask is None or initial is not None:
         return result
@@ -595,8 +586,7 @@ def nanmax(
     >>> snp.nanmax(np.array([1.0, np.nan, 3.0]))
     Array(3., dtype=float32)
     """
-    refuse_out("nanmax", out)
-    return _nan_extreme("nanmax", max, -np.inf, a, axis, keepdims, initial, where)
+    return _nan_extreme("nanmax", max, -np.inf, a, axis, out, keepdims, initial, where)
 
 
 def nanmin(
@@ -614,12 +604,11 @@ def nanmin(
     >>> snp.nanmin(np.array([1.0, np.nan, 3.0]))
     Array(1., dtype=float32)
     """
-    refuse_out("nanmin", out)
-    return _nan_extreme("nanmin", min, np.inf, a, axis, keepdims, initial, where)
+    return _nan_extreme("nanmin", min, np.inf, a, axis, out, keepdims, initial, where)
 
 
-def _nan_arg(find: Any, name: str, fill: float, a: Any, axis: Any, keepdims: Any) -> Any:
-    filled, mask = _without_nan(name, a, fill)
+def _nan_arg(find: Any, name: str, fill: float, a: Any, axis: Any, out: Any, keepdims: Any) -> Any:
+    filled, mask = _without_nan(name, a, fill, out)
     position = find(filled, axis, keepdims=keepdims)
     if mask is None:
         return position
@@ -637,8 +626,7 @@ def nanargmax(
     >>> snp.nanargmax(np.array([1.0, np.nan, 3.0]))
     Array(2, dtype=int32)
     """
-    refuse_out("nanargmax", out)
-    return _nan_arg(argmax, "nanargmax", -np.inf, a, axis, keepdims)
+    return _nan_arg(argmax, "nanargmax", -np.inf, a, axis, out, keepdims)
 
 
 def nanargmin(
@@ -651,8 +639,7 @@ def nanargmin(
     >>> snp.nanargmin(np.array([np.nan, 2.0, 1.0]))
     Array(2, dtype=int32)
     """
-    refuse_out("nanargmin", out)
-    return _nan_arg(argmin, "nanargmin", np.inf, a, axis, keepdims)
+    return _nan_arg(argmin, "nanargmin", np.inf, a, axis, out, keepdims)
 
 
 def nancumsum(a: ArrayLike, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:

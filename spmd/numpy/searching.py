@@ -29,9 +29,10 @@ from spmd.numpy.promotion import (
     default_int,
     operand,
     plain,
+    refuse_out,
     select,
 )
-from spmd.numpy.reductions import canonical_axis, refuse_out
+from spmd.numpy.reductions import canonical_axis
 from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.taking import take
 from spmd.sharding.array import Array, ArrayLike

@@ -29,9 +29,9 @@ from spmd.numpy.promotion import (
     plain,
     promote_dtypes,
     promote_shapes,
+    refuse_out,
 )
 from spmd.numpy.promotion import select as choose_by_mask
-from spmd.numpy.reductions import refuse_out
 from spmd.numpy.ufuncs import maximum, minimum, remainder
 from spmd.sharding.array import Array, ArrayLike
 

@@ -21,6 +21,7 @@ from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
     constant_like,
+    operand,
     optional_dtype,
     plain,
     promote_args_inexact,
@@ -33,12 +34,11 @@ from spmd.numpy.reductions import (
     canonical_axes,
     check_where,
     nansum,
-    refuse_out,
     sum,
     wide_float,
 )
 from spmd.numpy.selection import clip
-from spmd.numpy.ufuncs import conjugate, divide, multiply, square, subtract
+from spmd.numpy.ufuncs import conjugate, divide, multiply, subtract
 from spmd.sharding.array import Array, ArrayLike
 
 # ---- means -------------------------------------------------------------------------------------
@@ -75,10 +75,9 @@ def mean(
     >>> snp.mean(np.array([[1, 2], [3, 5]]), axis=0)
     Array([2. , 3.5], dtype=float32)
     """
-    refuse_out("mean", out)
-    check_arraylike("mean", a)
+    a = operand("mean", a, out)
     canonical_axes(axis, typeof(a).ndim, "mean")
-    a, mask = plain(a), check_where("mean", where)
+    mask = check_where("mean", where)
     wanted = optional_dtype(dtype, "mean")
     result = wanted or dtypes.to_inexact(typeof(a).dtype)
     compute = wide_float(result) if wanted is None else result
@@ -177,9 +176,7 @@ def var(
     >>> snp.var(np.array([1.0, 2.0, 3.0, 4.0]))
     Array(1.25, dtype=float32)
     """
-    refuse_out("var", out)
-    check_arraylike("var", a)
-    a, mask = plain(a), check_where("var", where)
+    a, mask = operand("var", a, out), check_where("var", where)
     types = _var_dtypes("var", typeof(a).dtype, dtype)
     dims = canonical_axes(axis, typeof(a).ndim, "var")
     less = _correction("var", ddof, correction)
@@ -195,14 +192,18 @@ def _variance(
     if center is None:
         center = mean(a, axis, compute, keepdims=True, where=mask)
     centered = subtract(a, lax.convert_element_type(plain(center), compute))
-    if dtypes.is_complex(compute):
-        squared = lax.real(lax.mul(centered, lax.conj(centered)))
-    else:
-        squared = lax.square(centered)
+    squared = _squared_modulus(centered)
     real = dtypes.real_of(compute)
     total = sum(squared, axis, real, keepdims=keepdims, where=mask)
     count = _count(a, axis, keepdims, mask, real)
     return lax.convert_element_type(_over(total, count, less), result)
+
+
+def _squared_modulus(x: Any) -> Any:
+    """`|x|**2`, which is real for complex numbers too."""
+    if dtypes.is_complex(typeof(x).dtype):
+        return lax.real(lax.mul(x, lax.conj(x)))
+    return lax.square(x)
 
 
 def _over(total: Any, count: Any, less: Any) -> Any:
@@ -236,8 +237,7 @@ def std(
     >>> snp.std(np.array([1.0, 2.0, 3.0, 4.0]))
     Array(1.118034, dtype=float32)
     """
-    refuse_out("std", out)
-    check_arraylike("std", a)
+    a = operand("std", a, out)
     canonical_axes(axis, typeof(a).ndim, "std")
     less = _correction("std", ddof, correction)
     return lax.sqrt(var(a, axis, dtype, None, less, keepdims, where=where, mean=mean))
@@ -357,10 +357,8 @@ def nanmean(
     >>> snp.nanmean(np.array([1.0, np.nan, 3.0]))
     Array(2., dtype=float32)
     """
-    refuse_out("nanmean", out)
-    check_arraylike("nanmean", a)
+    a = operand("nanmean", a, out)
     canonical_axes(axis, typeof(a).ndim, "nanmean")
-    a = plain(a)
     if not dtypes.is_inexact(typeof(a).dtype):
         return mean(a, axis, dtype, out, keepdims, where=where)
     result = optional_dtype(dtype, "nanmean") or typeof(a).dtype
@@ -386,19 +384,14 @@ def nanvar(
     >>> snp.nanvar(np.array([1.0, np.nan, 3.0]))
     Array(1., dtype=float32)
     """
-    refuse_out("nanvar", out)
-    check_arraylike("nanvar", a)
+    a = operand("nanvar", a, out)
     canonical_axes(axis, typeof(a).ndim, "nanvar")
-    a = plain(a)
     compute, result = _var_dtypes("nanvar", typeof(a).dtype, dtype)
     a = lax.convert_element_type(a, compute)
     missing = isnan(a)
     center = nanmean(a, axis, compute, keepdims=True, where=where) if mean is None else mean
     distance = select(missing, constant_like(a, 0), subtract(a, center))
-    if dtypes.is_complex(compute):
-        squared = lax.real(lax.mul(distance, lax.conj(distance)))
-    else:
-        squared = square(distance)
+    squared = _squared_modulus(distance)
     count = sum(
         lax.bitwise_not(missing), axis, typeof(squared).dtype, keepdims=keepdims, where=where
     )

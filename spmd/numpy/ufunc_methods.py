@@ -29,9 +29,10 @@ from spmd.numpy.promotion import (
     check_arraylike,
     plain,
     promote_dtypes_inexact,
+    refuse_out,
     select,
 )
-from spmd.numpy.reductions import canonical_axes, canonical_axis, check_where, keep_dims, refuse_out
+from spmd.numpy.reductions import canonical_axes, canonical_axis, check_where, keep_dims
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array, ArrayLike
