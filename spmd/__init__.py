@@ -88,7 +88,6 @@ with _importing():
     from spmd.base.dtypes import float0
     from spmd.compile import platforms as _platforms
     from spmd.compile.dispatch import eager as _dispatch
-    from spmd.core.aval import typeof
     from spmd.core.custom import custom_jvp
     from spmd.core.custom_vjp import custom_vjp
     from spmd.core.remat import checkpoint, checkpoint_policies
@@ -97,7 +96,7 @@ with _importing():
     from spmd.sharding import constraint as _constraint
     from spmd.sharding.array import Shard
     from spmd.sharding.explicit_layouts import reshard
-    from spmd.sharding.mesh_scope import set_mesh
+    from spmd.sharding.mesh_scope import set_mesh, typeof
     from spmd.sharding.named import NamedSharding
     from spmd.sharding.pmap import pmap
     from spmd.sharding.shard_map import shard_map

@@ -163,9 +163,9 @@ def _mapped_entry(
     found: Any = None
     first = ""
     for name, aval, d in zip(names, avals, at, strict=True):
-        if d is None or aval.sharding is None or aval.sharding.spec[d] is None:
+        if d is None or aval.explicit is None or aval.explicit.spec[d] is None:
             continue
-        entry = aval.sharding.spec[d]
+        entry = aval.explicit.spec[d]
         if found is not None and entry != found:
             raise ShardingTypeError(
                 f"{current_source()}: {what}: the mapped dim of {first} is split over {found!r} "

@@ -42,19 +42,19 @@ class ShapedArray:
     """Shape, dtype, weak type, varying axes (`vma`), and the explicit part of a sharding.
 
     `vma` is empty outside `shard_map`. Inside, it names the manual axes along which the devices may
-    hold different values; a value with empty `vma` is equal on all devices. `sharding` is None but
+    hold different values; a value with empty `vma` is equal on all devices. `explicit` is None but
     for values over the `Explicit` axes of a mesh (`core/explicit.py`); an aval `is_plain` if it has
-    neither.
+    neither. `sharding` is for users: where `explicit` is None it is made when it is asked for.
     """
 
     # Equal avals are one object, so identity is equality and the hash that of any object.
     __slots__ = (
         "_tangent",
         "dtype",
+        "explicit",
         "is_plain",
         "ndim",
         "shape",
-        "sharding",
         "size",
         "vma",
         "weak_type",
@@ -65,7 +65,7 @@ class ShapedArray:
     dtype: np.dtype
     weak_type: bool
     vma: frozenset[str]
-    sharding: Any
+    explicit: Any
     _tangent: ShapedArray | None
 
     def __new__(
@@ -84,6 +84,8 @@ class ShapedArray:
         shape = tuple(int(d) for d in shape)
         dtype = np.dtype(dtype)
         vma = frozenset(vma)
+        if sharding is not None:
+            sharding = sharding.of_type(len(shape))
         exact = (shape, dtype, weak_type, vma, sharding)
         found = cls._interned.get(exact)
         if found is None:
@@ -92,7 +94,7 @@ class ShapedArray:
             found.dtype = dtype
             found.weak_type = bool(weak_type)
             found.vma = vma
-            found.sharding = sharding
+            found.explicit = sharding
             found.is_plain = not vma and sharding is None
             found.ndim = len(shape)
             found.size = math.prod(shape)
@@ -101,7 +103,7 @@ class ShapedArray:
         return found
 
     def __reduce__(self):
-        return ShapedArray, (self.shape, self.dtype, self.weak_type, self.vma, self.sharding)
+        return ShapedArray, (self.shape, self.dtype, self.weak_type, self.vma, self.explicit)
 
     def update(self, **changes: Any) -> ShapedArray:
         """The same aval with some fields changed; one with another shape has no sharding."""
@@ -110,29 +112,42 @@ class ShapedArray:
             changes.get("dtype", self.dtype),
             changes.get("weak_type", self.weak_type),
             changes.get("vma", self.vma),
-            changes.get("sharding", None if "shape" in changes else self.sharding),
+            changes.get("sharding", None if "shape" in changes else self.explicit),
         )
 
     def strip_weak(self) -> ShapedArray:
         return self.update(weak_type=False) if self.weak_type else self
 
     def strip_sharding(self) -> ShapedArray:
-        return self.update(sharding=None) if self.sharding is not None else self
+        return self.update(sharding=None) if self.explicit is not None else self
 
     def tangent(self) -> ShapedArray:
         """The aval of this value's tangents."""
         found = self._tangent
         if found is None:
             dtype = dtypes.tangent_dtype(self.dtype)
-            found = ShapedArray(self.shape, dtype, self.weak_type, self.vma, self.sharding)
+            found = ShapedArray(self.shape, dtype, self.weak_type, self.vma, self.explicit)
             self._tangent = found
         return found
 
     to_tangent_aval = tangent  # JAX's name
 
+    @property
+    def sharding(self) -> Any:
+        """The `NamedSharding` of the type: that along explicit axes, else over the mesh in scope.
+
+        It is over an abstract mesh, which is empty where none is set. Its spec splits no dim of a
+        value without explicit axes.
+        """
+        return _unsaid_sharding(self) if self.explicit is None else self.explicit
+
+    def over(self, mesh: Any) -> ShapedArray:
+        """The same type as users see it of a value over a mesh, whatever mesh is in scope."""
+        return _over(self, mesh)
+
     def manual_sets(self) -> tuple[frozenset[Any], frozenset[Any]]:
         """The manual axes over which a value is unreduced, and those over which it is reduced."""
-        return (NO_AXES, NO_AXES) if self.sharding is None else self.sharding.manual_sets()
+        return (NO_AXES, NO_AXES) if self.explicit is None else self.explicit.manual_sets()
 
     @property
     def manual_axis_type(self) -> ManualAxisType:
@@ -144,11 +159,11 @@ class ShapedArray:
 
     def cotangent(self) -> ShapedArray:
         """The aval of this value's cotangents, of which the dtype is not changed."""
-        if self.sharding is None:
+        if self.explicit is None:
             return self
         unreduced, reduced = self.manual_sets()
         vma = (self.vma - unreduced) | reduced
-        return self.update(vma=vma, sharding=self.sharding.cotangent())
+        return self.update(vma=vma, sharding=self.explicit.cotangent())
 
     @property
     def nbytes(self) -> int:
@@ -167,11 +182,11 @@ class ShapedArray:
         return f"{dtypes.long_name(self.dtype)}{self._dims()}{weak}"
 
     def _dims(self) -> str:
-        entries = self.sharding.spec if self.sharding is not None else (None,) * self.ndim
+        entries = self.explicit.spec if self.explicit is not None else (None,) * self.ndim
         dims = ",".join(map(_dim_text, self.shape, entries))
         sets: list[tuple[str, Any]] = [("V", self.vma)]
-        if self.sharding is not None:
-            spec = self.sharding.spec
+        if self.explicit is not None:
+            spec = self.explicit.spec
             varying = self.vma - self.manual_sets()[0]
             sets = [("V", varying), ("U", spec.unreduced), ("R", spec.reduced)]
         texts = [f"{letter}:{_axes_text(axes)}" for letter, axes in sets if axes]
@@ -179,6 +194,46 @@ class ShapedArray:
 
     def __repr__(self) -> str:
         return f"ShapedArray({self})"
+
+
+class SeenArray(ShapedArray):
+    """A type as users see it: that of a value over a mesh of which `explicit` says nothing."""
+
+    __slots__ = ("mesh",)
+
+    mesh: Any
+
+    @property
+    def sharding(self) -> Any:
+        return _replicated(self.mesh, self.ndim)
+
+    def __reduce__(self):
+        return _over, (ShapedArray(*super().__reduce__()[1]), self.mesh)
+
+
+def _over(aval: ShapedArray, mesh: Any) -> ShapedArray:
+    """A type over a mesh, as `ShapedArray.over` gives it; there is one for each of both."""
+    found = _seen.get((aval, mesh))
+    if found is None:
+        found = object.__new__(SeenArray)
+        for name in ShapedArray.__slots__:
+            setattr(found, name, getattr(aval, name))
+        found.mesh = mesh
+        _seen[aval, mesh] = found
+    return found
+
+
+_seen: dict[Any, SeenArray] = {}
+
+
+def set_views(unsaid: Callable[[ShapedArray], Any], replicated: Callable[[Any, int], Any]) -> None:
+    """Set what makes the sharding of a type that says nothing, in scope, or over a given mesh."""
+    global _unsaid_sharding, _replicated
+    _unsaid_sharding, _replicated = unsaid, replicated
+
+
+_unsaid_sharding: Callable[[ShapedArray], Any]
+_replicated: Callable[[Any, int], Any]
 
 
 class HasAval:
@@ -351,7 +406,7 @@ class ShapeDtypeStruct:
     def like(x: Any) -> ShapeDtypeStruct:
         """The structure that stands for an array: its shape, dtype, weak type and sharding."""
         aval = typeof(x)
-        sharding = x.sharding if getattr(x, "committed", False) else aval.sharding
+        sharding = x.sharding if getattr(x, "committed", False) else aval.explicit
         return ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
 
     def __eq__(self, other: object) -> bool:

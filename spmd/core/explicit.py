@@ -49,7 +49,7 @@ def result_avals(
     prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]
 ) -> list[ShapedArray]:
     """The avals of a primitive's results; their `vma` is not filled in."""
-    typed = prim.vma != "given" and any(a.sharding is not None for a in avals)
+    typed = prim.vma != "given" and any(a.explicit is not None for a in avals)
     given = [a.strip_sharding() for a in avals] if typed else avals
     out = prim.rule("abstract")(*given, **params)
     outs = list(out) if prim.multiple else [out]
@@ -63,7 +63,7 @@ def typed_results(
     params: dict[str, Any],
 ) -> list[ShapedArray]:
     """The avals of results with the shardings that those of the operands give them."""
-    if all(a.sharding is None for a in avals):
+    if all(a.explicit is None for a in avals):
         return list(outs)
     return hooks.results(prim, avals, outs, params)
 
@@ -81,19 +81,19 @@ def align_sums(
     reduced = NO_AXES.union(*(own for _, own in sets)) - axes
     if not reduced:
         return axes - terms, operands
-    mesh = next(a.sharding.mesh for a, (_, own) in zip(avals, sets, strict=True) if own)
+    mesh = next(a.explicit.mesh for a, (_, own) in zip(avals, sets, strict=True) if own)
     aligned = []
     for x, aval, (_, own) in zip(operands, avals, sets, strict=True):
         missing = tuple(sorted(reduced - own, key=repr))
         if missing and isinstance(x, Tracer):
-            x = hooks.match(x, hooks.cast_aval(aval, missing, "reduced", mesh).sharding)
+            x = hooks.match(x, hooks.cast_aval(aval, missing, "reduced", mesh).explicit)
         aligned.append(x)
     return axes - terms, aligned
 
 
 def to_auto(x: Any) -> Any:
     """`x`, whose layout is left to the compiler from here on."""
-    return x if typeof(x).sharding is None else hooks.to_auto(x)
+    return x if typeof(x).explicit is None else hooks.to_auto(x)
 
 
 def to_auto_if_array(x: Any) -> Any:
@@ -103,7 +103,7 @@ def to_auto_if_array(x: Any) -> Any:
 
 def match_sharding(x: Any, aval: ShapedArray) -> Any:
     """`x` laid out as the type of another value of its shape says."""
-    have, want = typeof(x).sharding, aval.sharding
+    have, want = typeof(x).explicit, aval.explicit
     if have == want:
         return x
     return hooks.to_auto(x) if want is None else hooks.match(x, want)
@@ -117,17 +117,17 @@ def laid_out(out_sharding: Any, f: Callable[..., Any], *operands: Any) -> Any:
 def sliced_aval(aval: ShapedArray, dim: int) -> ShapedArray:
     """The aval of a value without one of its dims."""
     bare = aval.update(shape=aval.shape[:dim] + aval.shape[dim + 1 :])
-    if aval.sharding is None:
+    if aval.explicit is None:
         return bare
-    return bare.update(sharding=hooks.without_dim(aval.sharding, dim))
+    return bare.update(sharding=hooks.without_dim(aval.explicit, dim))
 
 
 def stacked_aval(aval: ShapedArray, size: int, entry: Any = None) -> ShapedArray:
     """The aval of `size` values along a new first dim, split over the axes of `entry`."""
     bare = aval.update(shape=(size, *aval.shape))
-    if aval.sharding is None:
+    if aval.explicit is None:
         return bare
-    return bare.update(sharding=hooks.with_dim(aval.sharding, 0, entry))
+    return bare.update(sharding=hooks.with_dim(aval.explicit, 0, entry))
 
 
 def joined_sharding(avals: Sequence[ShapedArray]) -> Any:
@@ -137,11 +137,11 @@ def joined_sharding(avals: Sequence[ShapedArray]) -> Any:
     """
     found: Any = None
     for aval in avals:
-        if aval.sharding is None or aval.sharding == found:
+        if aval.explicit is None or aval.explicit == found:
             continue
         if found is None or not any(found.spec):
-            found = aval.sharding
-        elif any(aval.sharding.spec):
+            found = aval.explicit
+        elif any(aval.explicit.spec):
             return None
     return found
 

@@ -160,7 +160,7 @@ class JaxprTrace(Trace):
             out = self.process(prim, operands, params)
             outs = list(out) if prim.multiple else [out]
             types = tuple([x.aval for x in outs])
-            if prim.vma == "union" and not any(a.sharding for a in (*avals, *types)):
+            if prim.vma == "union" and not any(a.explicit for a in (*avals, *types)):
                 union = NO_AXES.union(*(a.vma for a in avals))
                 cast = any(a.vma != union for a in avals)
                 known[avals] = types, prim.effects(params), union if cast else None
@@ -189,7 +189,7 @@ class JaxprTrace(Trace):
     def _align_vma(self, operands: Sequence[Any], avals: Sequence[ShapedArray]) -> list[Any]:
         """Cast traced operands to vary over the same axes, so that transposing sums them back."""
         union = NO_AXES.union(*(a.vma for a in avals))
-        if any(a.sharding is not None for a in avals):
+        if any(a.explicit is not None for a in avals):
             union, operands = align_sums(union, operands, avals)
         return self._varying(operands, union)
 

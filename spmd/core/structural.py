@@ -32,7 +32,7 @@ def zeros_like_aval(aval: ShapedArray) -> Any:
         return np.zeros(aval.shape, dtypes.float0)
     zero = np.zeros((), aval.dtype)
     zeros = broadcast_in_dim(zero, aval.shape, ()) if aval.shape else zero
-    return zeros if aval.sharding is None else match_sharding(zeros, aval)
+    return zeros if aval.explicit is None else match_sharding(zeros, aval)
 
 
 def move_dim(x: Any, source: int, to: int) -> Any:

@@ -43,7 +43,7 @@ class _Cotangents:
         aval = typeof(ct)
         if aval.dtype == dtypes.float0:
             return
-        if aval.sharding is not None:
+        if aval.explicit is not None:
             ct = to_auto(ct)
         before = self._of.get(var)
         self._of[var] = ct if before is None else add_any(before, ct)
@@ -57,7 +57,7 @@ class _Cotangents:
         ct, aval = self.take(var), var.aval.cotangent()
         if isinstance(ct, Zero):
             return Zero(aval)
-        return ct if typeof(ct).sharding is aval.sharding else match_sharding(ct, aval)
+        return ct if typeof(ct).explicit is aval.explicit else match_sharding(ct, aval)
 
 
 def backward_pass(
@@ -120,7 +120,7 @@ def _transpose_eqn(eqn: Eqn, values: dict[Var, Any], found: _Cotangents) -> None
             x = values.get(a)
             if x is None:
                 x = Linear(a.aval)
-            elif typeof(x).sharding is not None:
+            elif typeof(x).explicit is not None:
                 x = to_auto(x)
             operands.append(x)
     rule: Any = prim.transpose

@@ -95,8 +95,8 @@ def encode_aval(aval: ShapedArray) -> dict[str, Any]:
     node: dict[str, Any] = {"dtype": dtypes.long_name(aval.dtype), "shape": list(aval.shape)}
     if aval.vma:
         node["varies"] = sorted(aval.vma)
-    if aval.sharding is not None:
-        node["lies"] = encode_lies(aval.sharding)
+    if aval.explicit is not None:
+        node["lies"] = encode_lies(aval.explicit)
     return node | ({"weak": True} if aval.weak_type else {})
 
 

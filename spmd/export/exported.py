@@ -319,7 +319,7 @@ def _export(
         encoded = encode.encode_jaxpr(traced.jaxpr)
         results = [encode.encode_aval(a) for a in traced.jaxpr.out_avals]
         out_lies = tuple(
-            encode.encode_lies(s or a.sharding)
+            encode.encode_lies(s or a.explicit)
             for s, a in zip(traced.out_shardings, traced.jaxpr.out_avals, strict=True)
         )
         documents.append({"program": encoded, "results": results})
@@ -339,7 +339,7 @@ def _export(
 
 def _laid_out(what: str, x: Any, sharding: NamedSharding) -> Any:
     """An argument as it is exported: its type, too, says what the export's does."""
-    if typeof(x).sharding is not None and sharding.explicit_part(x.ndim) is None:
+    if typeof(x).explicit is not None and sharding.explicit_part(x.ndim) is None:
         x = to_auto_p.bind(x, axes=None)
     return constrain(what, x, sharding)
 

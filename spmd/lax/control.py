@@ -94,7 +94,7 @@ def _carry_type(given: ShapedArray, returned: ShapedArray) -> ShapedArray:
     A Python number adapts: `total = 0` that grows by floats starts as a float.
     """
     weak, vma = given.weak_type and returned.weak_type, given.vma | returned.vma
-    given = given.update(sharding=joined_sharding([given, returned]) or given.sharding)
+    given = given.update(sharding=joined_sharding([given, returned]) or given.explicit)
     if given.weak_type and given.dtype != returned.dtype:
         pairs = ((given.dtype, True), (returned.dtype, returned.weak_type))
         dtype, _ = promote(pairs)
@@ -118,7 +118,7 @@ def _check_carry(
     split = [
         f"  carry{path.removeprefix(outer)}: given {i.short()}, returned {o.short()}"
         for path, i, o in zip(paths, ins, outs, strict=True)
-        if o.sharding is not None and joined_sharding([i, o]) is None
+        if o.explicit is not None and joined_sharding([i, o]) is None
     ]
     if split and not wrong:
         raise ShardingTypeError(

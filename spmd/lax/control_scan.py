@@ -173,7 +173,7 @@ def _length(xs: Any, xs_flat: Sequence[Any], length: int | None) -> int:
 def _check_not_split(what: str, xs: Any, xs_flat: Sequence[Any]) -> None:
     """Raise if a type says that devices hold different iterations, all of which each runs."""
     for path, x in zip(leaf_paths(xs), xs_flat, strict=True):
-        sharding = typeof(x).sharding
+        sharding = typeof(x).explicit
         if sharding is not None and sharding.spec[0] is not None:
             raise ShardingTypeError(
                 f"{current_source()}: {what}: dim 0 of xs{path} ({typeof(x).short()}), over which "

@@ -34,11 +34,14 @@ from spmd.numpy.promotion import (
     user_dtype,
 )
 from spmd.sharding.array import Array, ArrayLike, alias, from_shards, in_scope
+from spmd.sharding.named import NamedSharding
 
 
 def placed(x: Any, device: Any) -> Any:
-    """`x` on a device or with a sharding; as it is, if `device` is None."""
-    return x if device is None else device_put(x, device)
+    """`x` on a device or with a sharding; as it is, if `device` is None or over no mesh."""
+    if device is None or (isinstance(device, NamedSharding) and device.mesh.empty):
+        return x
+    return device_put(x, device)
 
 
 # ---- from data ---------------------------------------------------------------------------------

@@ -94,10 +94,10 @@ def _dynamic(x: Any, expr: IndexExpr) -> Any:
 
 def _check_whole(aval: ShapedArray, region: Region) -> None:
     """Raise if a part is taken of a dim that the type says is split: elements would be moved."""
-    if aval.sharding is None:
+    if aval.explicit is None:
         return
     for d, (entry, size, part) in enumerate(
-        zip(aval.sharding.spec, aval.shape, region.shape, strict=True)
+        zip(aval.explicit.spec, aval.shape, region.shape, strict=True)
     ):
         if entry is not None and part != size:
             raise ShardingTypeError(

@@ -98,8 +98,8 @@ class Cell:
         self.sum: Sum | None = None
         # The axes along which the type says how the value is laid out.
         self.barred: frozenset[Any] = frozenset()
-        if aval.sharding is not None:
-            self._close_typed(aval.sharding)
+        if aval.explicit is not None:
+            self._close_typed(aval.explicit)
 
     def close(self, spec: PartitionSpec, by: str) -> None:
         """Fix the dims of which a spec speaks, which is that of an argument, say."""

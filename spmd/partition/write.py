@@ -91,7 +91,7 @@ def partition(
         unasked.report()
     explicit = mesh.has_only(AxisType.Explicit)
     wanted = [
-        spec_of_cell(cell, a.sharding, in_full=explicit)
+        spec_of_cell(cell, a.explicit, in_full=explicit)
         for cell, a in zip(results, closed.out_avals, strict=True)
     ]
     params = {

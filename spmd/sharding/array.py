@@ -471,7 +471,7 @@ def from_numpy(
 ) -> Array:
     """A single-device array with the values of a NumPy array or number (copied by default)."""
     aval = typeof(x) if aval is None else aval
-    if aval.sharding is not None:
+    if aval.explicit is not None:
         aval = aval.update(sharding=None)
     value = dtypes.exact_integer(x, aval.dtype) if type(x) is int else np.asarray(x)
     if copy or value.dtype != aval.dtype or not value.flags.c_contiguous:
@@ -499,7 +499,7 @@ set_array_of(array_of)
 def from_memory(ptr: int, owner: Any, aval: ShapedArray, sharding: Sharding | None = None) -> Array:
     """A single-device array over memory that `owner` keeps alive."""
     out = Array()
-    out.aval = aval if aval.sharding is None else aval.update(sharding=None)
+    out.aval = aval if aval.explicit is None else aval.update(sharding=None)
     out.ptr = ptr
     out.owner = owner
     out.shards = None

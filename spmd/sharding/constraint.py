@@ -62,10 +62,11 @@ def constrain(name: str, x: Any, sharding: NamedSharding, asserts: bool = False)
             "the map"
         )
     aval = typeof(x)
+    sharding.check_has_axes(what)
     sharding.check(aval.shape, what, uneven=asserts and not is_evaluated())
     explicit = sharding.explicit_part(aval.ndim)
     if explicit is not None:
-        if asserts and aval.sharding is not None and aval.sharding.spec != explicit.spec:
+        if asserts and aval.explicit is not None and aval.explicit.spec != explicit.spec:
             raise ConstraintError(
                 f"{what}: the type is {aval.short()}, and the constraint says {sharding.spec}; "
                 "along Explicit axes a constraint moves nothing, it checks. Use reshard"

@@ -74,7 +74,7 @@ def lay_out(x: Any, place: Any, what: str = "out_sharding") -> Any:
     sharding = _explicit_sharding(f"{current_source()}: {what}", place, aval)
     sharding.check(aval.shape, f"{current_source()}: {what}")
     wanted = sharding.explicit_part(aval.ndim)
-    if wanted is not None and wanted == aval.sharding:
+    if wanted is not None and wanted == aval.explicit:
         return x
     spec = sharding.spec.update(map(sharding.spec.axes_of, range(aval.ndim)))
     return reshard_p.bind(x, mesh=sharding.mesh, spec=spec)
@@ -87,6 +87,8 @@ def call_laid_out(
 
     A call with arrays over a mesh is one program, so that a sum is made as the result wants it.
     """
+    if isinstance(place, NamedSharding) and place.mesh.empty:  # the type of a value over no mesh
+        return f(*args, **kwargs)
     _check_terms(f, args, place)
     if is_evaluated() and any(type(x) is Array and x.shards is not None for x in args):
         arrays = tuple(x if is_arraylike(x) and hasattr(x, "shape") else None for x in args)
@@ -116,7 +118,7 @@ def _check_terms(f: Callable[..., Any], args: Sequence[Any], place: Any) -> None
     if not isinstance(spec, PartitionSpec) or not spec.unreduced:
         return
     for k, x in enumerate(args):
-        if not is_arraylike(x) or (sharding := typeof(x).sharding) is None:
+        if not is_arraylike(x) or (sharding := typeof(x).explicit) is None:
             continue
         missing = spec.unreduced - {*sharding.spec.varying_axes(), *sharding.spec.reduced}
         if missing and dtypes.is_inexact(typeof(x).dtype):
@@ -158,6 +160,7 @@ def _explicit_sharding(what: str, place: Any, aval: ShapedArray) -> NamedShardin
             "`with set_mesh(mesh):`"
         )
     mesh = place.mesh
+    place.check_has_axes(what)
     manual = {frame.name for frame in state.axes if frame.kind != "vmap"}
     for axis in (*place.spec.varying_axes(), *place.spec.reduced):
         kind = mesh.axis_types[mesh.axis_names.index(axis)]
@@ -182,12 +185,12 @@ def _mesh_for(what: str, spec: PartitionSpec, aval: ShapedArray) -> NamedAxes:
     note_mesh_read()
     if mesh is not None:
         return mesh
-    if aval.sharding is None:
+    if aval.explicit is None:
         raise ShardingError(
             f"{what}: {spec} without a mesh; call it inside `with spmd.set_mesh(mesh):`, or give "
             "NamedSharding(mesh, spec)"
         )
-    return aval.sharding.mesh
+    return aval.explicit.mesh
 
 
 # ---- regions -----------------------------------------------------------------------------------
@@ -297,7 +300,7 @@ def _mesh_of_values(what: str, tree: Any) -> NamedAxes:
     if mesh is not None:
         return mesh
     for _, x in tree_flatten_with_path(tree)[0]:
-        if is_arraylike(x) and (sharding := typeof(x).sharding) is not None:
+        if is_arraylike(x) and (sharding := typeof(x).explicit) is not None:
             return sharding.mesh
     raise ShardingError(
         f"{what}: no argument is laid out over explicit axes, and there is no mesh; call it inside "
@@ -321,7 +324,7 @@ def _over(mesh: NamedAxes, place: Any) -> Any:
 
 def _to_auto(x: Any, axes: Sequence[Any] | None) -> Any:
     """`x`, whose layout along some axes, or all, is left to the compiler."""
-    if not is_arraylike(x) or typeof(x).sharding is None:
+    if not is_arraylike(x) or typeof(x).explicit is None:
         return x
     return to_auto_p.bind(x, axes=None if axes is None else tuple(axes))
 
@@ -334,7 +337,7 @@ def _reshard_abstract(x: ShapedArray, *, mesh: NamedAxes, spec: PartitionSpec) -
 
 
 def _reshard_transpose(ct: Any, x: Any, *, mesh: NamedAxes, spec: PartitionSpec) -> list[Any]:
-    sharding = x.aval.sharding
+    sharding = x.aval.explicit
     return [ct if sharding is None else hooks.reshard(ct, sharding.cotangent())]
 
 
@@ -343,7 +346,7 @@ def _reshard_batch(
 ) -> Any:
     (x,), (d,) = operands, at
     aval = typeof(x)
-    entry = aval.sharding.spec[d] if aval.sharding is not None else axis.entry
+    entry = aval.explicit.spec[d] if aval.explicit is not None else axis.entry
     entries = [*spec, *[None] * (aval.ndim - 1 - len(spec))]
     deeper = spec.update((*entries[:d], entry, *entries[d:]))
     return reshard_p.bind(x, mesh=mesh, spec=deeper), d
@@ -366,10 +369,10 @@ reshard_p = Primitive(
 
 
 def _auto_abstract(x: ShapedArray, *, axes: tuple[Any, ...] | None) -> ShapedArray:
-    if axes is None or x.sharding is None:
+    if axes is None or x.explicit is None:
         return x.update(sharding=None)
-    mesh = x.sharding.mesh
-    left = x.sharding.with_mesh(mesh.update(axis_types=mesh.types_with(AxisType.Auto, axes)))
+    mesh = x.explicit.mesh
+    left = x.explicit.with_mesh(mesh.update(axis_types=mesh.types_with(AxisType.Auto, axes)))
     return x.update(sharding=left.explicit_part(x.ndim))
 
 

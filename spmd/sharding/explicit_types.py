@@ -68,9 +68,9 @@ class _Equation:
 
 def split_of(aval: ShapedArray) -> Split:
     """How the dims of a value are split, as its type says."""
-    if aval.sharding is None:
+    if aval.explicit is None:
         return ((),) * aval.ndim
-    return split_of_spec(aval.sharding.spec, aval.ndim)
+    return split_of_spec(aval.explicit.spec, aval.ndim)
 
 
 def split_of_spec(spec: PartitionSpec, ndim: int) -> Split:
@@ -92,7 +92,7 @@ def results(
     rule = _RULES.get(prim, _by_dims)
     splits = rule(eqn)
     sets = {}
-    if any(a.sharding is not None and speaks_of_sums(a.sharding.spec) for a in avals):
+    if any(a.explicit is not None and speaks_of_sums(a.explicit.spec) for a in avals):
         sets = sets_of_results(prim, avals, params, eqn.error)
     made = []
     for out, split in zip(outs, splits, strict=True):
@@ -107,7 +107,7 @@ def results(
 
 def _mesh_of(eqn: _Equation) -> AbstractMesh:
     """The mesh of the operands; the axes that are left to the compiler in one are so in all."""
-    meshes = [a.sharding.mesh for a in eqn.avals if a.sharding is not None]
+    meshes = [a.explicit.mesh for a in eqn.avals if a.explicit is not None]
     first = meshes[0]
     for other in meshes:
         if other.shape_tuple != first.shape_tuple:
@@ -175,7 +175,7 @@ def _split_by(eqn: _Equation, rule: Dims) -> list[Split]:
     for k, d, label, axes in _split_dims(eqn, rule):
         is_whole = label in rule.whole or (label not in shared and not rule.reduces)
         if is_whole and eqn.prim not in _KEEPS:
-            if eqn.avals[k].sharding.mesh.axis_size(axes) == 1:
+            if eqn.avals[k].explicit.mesh.axis_size(axes) == 1:
                 continue
             raise eqn.error(
                 f"dim {d} of operand {k} is split over {_named(axes)} and must be whole"
@@ -241,7 +241,7 @@ def _concatenated(eqn: _Equation) -> list[Split]:
 
 def _reshaped(eqn: _Equation) -> list[Split]:
     old, new = eqn.avals[0].shape, eqn.outs[0].shape
-    sizes = eqn.avals[0].sharding.mesh.shape
+    sizes = eqn.avals[0].explicit.mesh.shape
     made: list[tuple[Any, ...]] = [()] * len(new)
     for ins, outs in _groups(old, new):
         split = [eqn.splits[0][d] for d in ins]

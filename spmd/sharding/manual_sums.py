@@ -56,7 +56,7 @@ def aval_with_sets(
     aval: ShapedArray, unreduced: Any = (), reduced: Any = (), mesh: Any = None
 ) -> ShapedArray:
     """The type of a shard with other sets of manual axes, which `mesh` has."""
-    sharding = aval.sharding
+    sharding = aval.explicit
     if sharding is None:
         if not unreduced and not reduced:
             return aval
@@ -72,8 +72,8 @@ def aval_with_sets(
 
 def _mesh_of(aval: ShapedArray) -> AbstractMesh:
     """The mesh of a value's type, else one of the manual axes in scope."""
-    if aval.sharding is not None:
-        return aval.sharding.mesh
+    if aval.explicit is not None:
+        return aval.explicit.mesh
     frames = [frame for frame in state.axes if frame.kind == "manual"]
     sizes, names = tuple(f.size for f in frames), tuple(f.name for f in frames)
     return AbstractMesh(sizes, names, axis_types=(AxisType.Manual,) * len(names))
@@ -104,7 +104,7 @@ def match(x: Any, want: NamedSharding) -> Any:
         missing = tuple(sorted(reduced - own[1], key=repr))
         if missing:
             x = pcast_p.bind(x, axes=missing, to="reduced", mesh=want.mesh)
-        if typeof(x).sharding == want:
+        if typeof(x).explicit == want:
             return x
     return lay_out(x, want)
 
@@ -113,7 +113,7 @@ def without_sets(x: Any) -> Any:
     """`x`, whose type says nothing of sums along manual axes; terms of one just vary."""
     aval = typeof(x)
     axes = tuple(sorted(frozenset().union(*aval.manual_sets()), key=repr))
-    return pcast_p.bind(x, axes=axes, to="plain", mesh=aval.sharding.mesh) if axes else x
+    return pcast_p.bind(x, axes=axes, to="plain", mesh=aval.explicit.mesh) if axes else x
 
 
 hooks.match = match

@@ -6,16 +6,23 @@ is where specs without a mesh look if none is set.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from spmd.base.context import state
 from spmd.base.errors import ArgumentError, ShardingError
+from spmd.core import aval as avals
+from spmd.core.aval import ShapedArray
+from spmd.core.jvp import JVPTracer
+from spmd.core.trace import Tracer
+from spmd.core.vmap import BatchTracer
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
 from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.constraint import note_mesh_read
-from spmd.sharding.spec import Mesh, scope
+from spmd.sharding.named import NamedSharding
+from spmd.sharding.spec import Mesh, PartitionSpec, scope
 
 
 class set_mesh:
@@ -127,6 +134,44 @@ def get_abstract_mesh() -> AbstractMesh:
     return mesh.update(axis_types=mesh.types_with(AxisType.Manual, tuple(mapped)))
 
 
+def typeof(x: Any) -> ShapedArray:
+    """Return the type of `x`: its shape, its dtype, and whether that is weak, and its layout.
+
+    `x` is a number, a NumPy array, an `Array`, a `ShapeDtypeStruct` or a tracer; the weak type of a
+    Python number gives way in promotion. `.sharding` is a `NamedSharding` over an abstract mesh:
+    that of the array, empty for one that lies on one device; in traced code that of `set_mesh`,
+    whose axes a `shard_map` makes `Manual`. Its spec names `Explicit` axes only, and `.vma` the
+    axes of a `shard_map` over which the value varies. Raises `ArgumentError` for anything else.
+
+    >>> spmd.typeof(1.0)
+    ShapedArray(float32[], weak_type=True)
+    >>> spmd.typeof(np.zeros((2, 3), np.int8))
+    ShapedArray(int8[2,3])
+    >>> mesh = spmd.make_mesh((4,), ("x",))
+    >>> rows = spmd.device_put(np.ones((8, 2)), spmd.NamedSharding(mesh, spmd.P("x")))
+    >>> spmd.typeof(rows).sharding.spec
+    P('x', None)
+    """
+    aval = avals.typeof(x)
+    while isinstance(x, JVPTracer | BatchTracer):  # over the mesh of the array that is in it
+        x = x.val if isinstance(x, BatchTracer) else x.primal
+    if aval.explicit is not None or isinstance(x, Tracer):
+        return aval
+    mesh = getattr(getattr(x, "sharding", None), "mesh", _NO_MESH).abstract_mesh
+    # Types of values over the mesh in scope are those of tracers there.
+    return aval if mesh is _abstract_mesh_in_scope() else aval.over(mesh)
+
+
+def _unsaid(aval: ShapedArray) -> NamedSharding:
+    """The sharding of a type that says nothing: over the mesh in scope, or over none."""
+    return _replicated(get_abstract_mesh(), aval.ndim)
+
+
+@functools.cache
+def _replicated(mesh: AbstractMesh, ndim: int) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(*[None] * ndim))
+
+
 def _abstract_mesh_in_scope() -> AbstractMesh:
     if scope.abstract is not None:
         return scope.abstract
@@ -141,3 +186,4 @@ def _check_is_outside(what: str, advice: str) -> None:
 
 
 _NO_MESH = Mesh(np.empty((), dtype=object), ())
+avals.set_views(_unsaid, _replicated)

@@ -116,7 +116,7 @@ class Sharding:
 
     def typed(self, aval: ShapedArray) -> ShapedArray:
         """The aval of an array that is laid out like this: only explicit axes are part of it."""
-        return aval if aval.sharding is None else aval.update(sharding=None)
+        return aval if aval.explicit is None else aval.update(sharding=None)
 
     def _places(self, ndim: int) -> list[Any]:
         """Each device with its part of an array of `ndim` dims, which can be cut in any way."""
@@ -310,6 +310,12 @@ class NamedSharding(Sharding):
             self._explicit[ndim] = self._make_explicit(ndim)
         return self._explicit[ndim]
 
+    def of_type(self, ndim: int) -> NamedSharding | None:
+        """The sharding as types hold it: itself, if it is made so, else its explicit part."""
+        says = AxisType.Explicit in self.mesh.axis_types or self.spec.unreduced or self.spec.reduced
+        is_made_so = says and len(self.spec) == ndim and isinstance(self.mesh, AbstractMesh)
+        return self if is_made_so else self.explicit_part(ndim)
+
     def _make_explicit(self, ndim: int) -> NamedSharding | None:
         mesh = self.mesh
         kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
@@ -359,6 +365,14 @@ class NamedSharding(Sharding):
         manual = frozenset(a for a, kind in pairs if kind is AxisType.Manual)
         return spec.unreduced & manual, spec.reduced & manual
 
+    def check_has_axes(self, what: str) -> None:
+        """Raise a ShardingError for the sharding of a type that is over no mesh."""
+        if self.mesh.empty:
+            raise ShardingError(
+                f"{what}: the mesh of {self} has no axes: it is the type of a value over no mesh. "
+                "Give a sharding over a mesh with devices, or leave the value as it is"
+            )
+
     @property
     def unreduced_axes(self) -> tuple[Any, ...]:
         """The axes along which devices hold terms of a sum, in the order of the mesh."""
@@ -366,7 +380,7 @@ class NamedSharding(Sharding):
 
     def typed(self, aval: ShapedArray) -> ShapedArray:
         part = self.explicit_part(aval.ndim)
-        return aval if part is aval.sharding else aval.update(sharding=part)
+        return aval if part is aval.explicit else aval.update(sharding=part)
 
     def update(
         self,

@@ -163,7 +163,7 @@ def in_scope_mesh(
         if type(x) is Array and x.shards is not None:
             now = x._sharding
             if isinstance(now, NamedSharding) and not now.mesh.has_grid_of(mesh):
-                spec = None if x.aval.sharding is not None else spec_over(mesh, now)
+                spec = None if x.aval.explicit is not None else spec_over(mesh, now)
                 if spec is not None:
                     sharding = NamedSharding(mesh, spec, uneven=now.uneven)
                     x = from_shards(x.aval, sharding, x.shards)

@@ -460,9 +460,9 @@ def _inferred_spec(what: str, aval: ShapedArray, mesh: Mesh, manual: Manual) -> 
             f"nothing along the axes of {mesh}; give in_specs"
         )
     axes = axes_of_map(mesh, manual)
-    if aval.sharding is None:
+    if aval.explicit is None:
         return PartitionSpec()
-    spec = aval.sharding.spec
+    spec = aval.explicit.spec
     split = map(spec.axes_of, range(aval.ndim))
     entries = [tuple(a for a in own if a in axes) for own in split]
     return spec.update(entries, spec.unreduced.intersection(axes), spec.reduced.intersection(axes))
@@ -473,14 +473,14 @@ def _check_typed(
 ) -> None:
     """Raise if the type of an argument says that it is laid out otherwise than its spec."""
     has_sums = spec.unreduced or spec.reduced
-    if aval.sharding is None or not (any(aval.sharding.spec) or speaks_of_sums(aval.sharding.spec)):
+    if aval.explicit is None or not (any(aval.explicit.spec) or speaks_of_sums(aval.explicit.spec)):
         if has_sums:
             _raise_not_typed(what, name, aval, spec)
         return
-    kinds = zip(aval.sharding.mesh.axis_names, aval.sharding.mesh.axis_types, strict=True)
+    kinds = zip(aval.explicit.mesh.axis_names, aval.explicit.mesh.axis_types, strict=True)
     explicit = [a for a, kind in kinds if kind is AxisType.Explicit]
     for d in range(aval.ndim):
-        own = [a for a in aval.sharding.spec.axes_of(d) if manual is None or a in manual]
+        own = [a for a in aval.explicit.spec.axes_of(d) if manual is None or a in manual]
         if own != [a for a in spec.axes_of(d) if a in explicit]:
             _raise_not_typed(what, name, aval, spec)
     mine = _inferred_spec(what, aval, mesh, manual)

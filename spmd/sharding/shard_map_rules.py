@@ -61,8 +61,8 @@ def piece_aval(
     shape = tuple(-(-size // mesh.axis_size(spec.axes_of(d))) for d, size in enumerate(aval.shape))
     vma = aval.vma | frozenset(spec.varying_axes()) if kind == "manual" else aval.vma
     piece = aval.update(shape=shape, vma=vma)
-    if manual is not None and aval.sharding is not None:
-        left = aval.sharding.with_mesh(_mesh_inside(aval.sharding.mesh, manual))
+    if manual is not None and aval.explicit is not None:
+        left = aval.explicit.with_mesh(_mesh_inside(aval.explicit.mesh, manual))
         piece = piece.update(sharding=left.explicit_part(aval.ndim))
     if kind != "manual" or not (spec.unreduced or spec.reduced):
         return piece
@@ -81,7 +81,7 @@ def whole_aval(
     """The global value of which one device has this."""
     shape = tuple(size * mesh.axis_size(spec.axes_of(d)) for d, size in enumerate(aval.shape))
     bare = aval.update(shape=shape, vma=aval.vma - frozenset(axes_of_map(mesh, manual)))
-    inside = aval.sharding.spec if aval.sharding is not None else PartitionSpec()
+    inside = aval.explicit.spec if aval.explicit is not None else PartitionSpec()
     left = [
         axes.difference(axes_of_map(mesh, manual)) for axes in (inside.unreduced, inside.reduced)
     ]

@@ -134,7 +134,7 @@ def _scaled(prim: Primitive, avals: Avals, own: Sequence[Axes], error: MakeError
         )
     (k,) = found
     other = avals[1 - k]
-    if other.sharding is not None and other.ndim and _spec(other).reduced != own[k]:
+    if other.explicit is not None and other.ndim and _spec(other).reduced != own[k]:
         axes = "{" + _named(own[k]) + "}"
         raise error(
             f"operand {k} is unreduced over {_named(own[k])}, and operand {1 - k} is not reduced "
@@ -154,7 +154,7 @@ def _reduced(prim: Primitive, avals: Avals, error: MakeError) -> Axes:
     axes = own[k]
     for n, aval in enumerate(avals):
         spec = _spec(aval)
-        counts = aval.sharding is not None and aval.ndim and dtypes.is_inexact(aval.dtype)
+        counts = aval.explicit is not None and aval.ndim and dtypes.is_inexact(aval.dtype)
         if not counts or own[n] == axes or spec.unreduced >= axes:
             continue
         split = axes.intersection(spec.all_axes())
@@ -168,7 +168,7 @@ def _reduced(prim: Primitive, avals: Avals, error: MakeError) -> Axes:
 
 
 def _spec(aval: ShapedArray) -> PartitionSpec:
-    return PartitionSpec() if aval.sharding is None else aval.sharding.spec
+    return PartitionSpec() if aval.explicit is None else aval.explicit.spec
 
 
 def _unequal(own: Sequence[Axes]) -> str:

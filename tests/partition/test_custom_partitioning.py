@@ -380,7 +380,7 @@ def test_explicit_axes():
     @spmd.jit
     def g(a, b):
         out = f(a, b)
-        assert spmd.typeof(out).sharding is None
+        assert spmd.typeof(out).explicit is None
         return spmd.reshard(out, NamedSharding(mesh, P(None, "x")))
 
     x = spmd.device_put(A, NamedSharding(mesh, P("x")))

@@ -100,8 +100,8 @@ def explicit_programs_that_are_typed(seeds: range) -> int:
             for one, other in zip(spmd.tree.leaves(found), spmd.tree.leaves(want), strict=True):
                 assert (one.shape, one.dtype) == (other.shape, other.dtype)
                 np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4)
-                if one.aval.sharding is not None:
-                    assert one.sharding.explicit_part(one.ndim) == one.aval.sharding
+                if one.aval.explicit is not None:
+                    assert one.sharding.explicit_part(one.ndim) == one.aval.explicit
     return count
 
 

@@ -27,7 +27,7 @@ def run(program: str, given: dict[str, Any], **changed: Any) -> list[Any]:
 
 def value_of(x: Any) -> np.ndarray:
     """The value of an array that may be a sum that is not made yet."""
-    return np.asarray(reshard(x, P()) if spmd.typeof(x).sharding is not None else x)
+    return np.asarray(reshard(x, P()) if spmd.typeof(x).explicit is not None else x)
 
 
 @pytest.fixture(scope="module")

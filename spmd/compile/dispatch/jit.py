@@ -294,7 +294,7 @@ class JitFunction:
         if entry.needed is None:
             entry.needed = dce(entry.closed.jaxpr, [True] * len(entry.closed.out_avals))[1]
         # Where types say how results lie, arguments tell over which devices.
-        if all(entry.needed) or any(a.sharding is not None for a in entry.closed.out_avals):
+        if all(entry.needed) or any(a.explicit is not None for a in entry.closed.out_avals):
             return MISS
         entry, needed = entry.without_unused(), entry.needed
         leaves = list(compress(split.leaves, needed))

@@ -45,7 +45,7 @@ def describe(aval: ShapedArray, sharding: Any = None) -> ShapeDtypeStruct:
 
     `sharding` is that of the value, where it is known.
     """
-    lies = aval.sharding if sharding is None else sharding
+    lies = aval.explicit if sharding is None else sharding
     return ShapeDtypeStruct(aval.shape, aval.dtype, sharding=lies, weak_type=aval.weak_type)
 
 
@@ -198,7 +198,7 @@ class Lowered(Stage):
         traced = self.traced
         mesh = select.mesh_of(traced.jaxpr, _layouts_of(traced.split.leaves) or ())
         found = [
-            _over(mesh, a.sharding) if s is None else s
+            _over(mesh, a.explicit) if s is None else s
             for a, s in zip(traced.jaxpr.out_avals, traced.out_shardings, strict=True)
         ]
         pairs = zip(traced.jaxpr.out_avals, found, strict=True)

@@ -160,9 +160,9 @@ def _unstacked(x: Any, sharding: NamedSharding, mesh: Mesh, aval: ShapedArray) -
         return exchange(own, mesh.axis_names, copies, part)
 
     made = untyped_map(move, x, mesh, flat, lies.spec, "device_order")
-    if aval.sharding is None:
+    if aval.explicit is None:
         return made
-    return reshard_p.bind(made, mesh=aval.sharding.mesh, spec=aval.sharding.spec)
+    return reshard_p.bind(made, mesh=aval.explicit.mesh, spec=aval.explicit.spec)
 
 
 def _stacked(x: Any, sharding: NamedSharding, mesh: Mesh) -> Any:

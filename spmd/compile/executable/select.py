@@ -158,7 +158,7 @@ def mesh_of(closed: ClosedJaxpr, layouts: Sequence[NamedSharding | None]) -> Mes
     mesh = next((s.mesh for s in layouts if s is not None), None) or _first_mesh(closed)
     if mesh is None:
         return None
-    typed = [a.sharding.mesh for a in (*closed.out_avals, *closed.in_avals) if a.sharding]
+    typed = [a.explicit.mesh for a in (*closed.out_avals, *closed.in_avals) if a.explicit]
     if "shard_map" in closed.jaxpr.primitives and not typed:
         mesh = _mesh_of_map(closed, mesh)
     types = typed[0].axis_types if typed else (AxisType.Auto,) * len(mesh.axis_names)
