@@ -29,8 +29,8 @@ def main(argv: list[str] | None = None) -> int:
         "prepare",
         help="compile what belongs to this processor and not to a program",
         description="Compile the native runtime, matrix products, convolutions and reductions for "
-        "this processor into the compile cache, so that no program waits for them. What is there "
-        "already is left as it is.",
+        "this processor into the compile cache, so that no program waits for them. Entries "
+        "that are there already stay as they are.",
     )
     command.add_argument("--cache-dir", metavar="DIR", help="default: SPMD_CACHE_DIR")
     options = parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """The exceptions that spmd raises: `except spmd.errors.ShapeError`, `from spmd.errors import ...`.
 
-Each derives from `SpmdError` and from the built-in exception that Python programmers expect. Where
-`jax.errors` has the class it has the same name here, `ConcretizationTypeError` beside ours.
+Each derives from `SpmdError` and from the built-in exception that Python programmers expect. The
+classes of `jax.errors` have the same names here, `ConcretizationTypeError` beside ours.
 """
 
 # ruff: noqa: F401
@@ -45,7 +45,7 @@ from spmd.base.errors import (
     UnexpectedTracerError,
 )
 
-# What a program fails with: all errors here that come while one runs are RuntimeErrors.
+# The class of a failing program: all errors here that are raised while one runs are RuntimeErrors.
 JaxRuntimeError = RuntimeError
 ConcretizationTypeError = ConcretizationError
 JAXTypeError = TypeError

@@ -128,7 +128,7 @@ def _weights(
         edge = np.clip(np.arange(-2, size + 2), 0, size - 1)
         shares = snp.zeros((size, out_size), dtype).at[edge].add(shares)
     else:
-        # What is made smaller is averaged over as many pixels as become one.
+        # A pixel of a smaller image is the average of the pixels that become one.
         widen = snp.maximum(inverse, 1.0) if antialias else 1.0
         apart = abs(center[None, :] - snp.arange(size, dtype=dtype)[:, None])
         shares = _KERNELS[method](apart / widen)

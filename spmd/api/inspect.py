@@ -162,7 +162,7 @@ def device_get(x: Any) -> Any:
 
     Shapes and dtypes stay. An array on one device is not copied: the result is a read-only view of
     it. An array over several devices is assembled, which raises `ShardingError` if other processes
-    hold parts of it. What is no array, as a number, stays as it is, and so do keys.
+    hold parts of it. Leaves that are no arrays, as numbers, stay as they are, and so do keys.
 
     >>> spmd.device_get({"w": snp.ones(2)})
     {'w': array([1., 1.], dtype=float32)}

@@ -162,7 +162,7 @@ def legacy_prng_key(new_val: str) -> AbstractContextManager[None]:
 _GUARD = """Allow, log or disallow {what}, for the length of a `with` block.
 
 `new_val` is "allow", "log", "disallow", "log_explicit" or "disallow_explicit"; the last two speak
-of `device_put` and `asarray` too. What is disallowed raises a `DeviceError`.
+of `device_put` and `asarray` too. A move that is disallowed raises a `DeviceError`.
 
 >>> with spmd.{name}("allow"):
 ...     snp.ones(2) + np.ones(2, np.float32)

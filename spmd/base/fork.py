@@ -8,7 +8,7 @@ A child has a copy of its parent's memory and one thread, the one that forked. S
   anew the locks that no fork waits for.
 
 Python calls the hooks before a fork in reverse order of their registration and those after it in
-that order. One that raises is reported, and the others are called.
+that order. A hook that raises is reported, and the others are still called.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Guards of moves between host and devices: what is told of, and what is an error.
 
-JAX's levels: `log` and `disallow` speak of moves that nobody wrote, `log_explicit` and
+JAX's levels: `log` and `disallow` speak of implicit moves, the levels `log_explicit` and
 `disallow_explicit` of those that `device_put` and `asarray` make too.
 """
 

@@ -162,8 +162,8 @@ def described(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that gives a wrapper the names of `fun`, and a docstring of its own.
 
-    `text` holds {0} for the name of `fun`, {1} and so on for `values`. What `fun` says of itself
-    follows.
+    `text` holds {0} for the name of `fun`, {1} and so on for `values`. The
+    docstring of `fun` follows.
     """
     doc = text.format(function_name(fun), *values)
     of_fun = getattr(inspect.unwrap(fun), "__doc__", None)

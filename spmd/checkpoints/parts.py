@@ -1,9 +1,9 @@
 """A file of parts of arrays, in the layout of safetensors, with a digest for each of its blocks.
 
 The file is eight bytes with the header's length, the header, JSON that names each part, its dtype,
-shape and place, and the parts' bytes one after the other. Other programs read it by that. What this
-module notes beside it, where each part starts and the digests of its blocks, lets a reader map the
-file into memory and check no more of it than it uses.
+shape and place, and the parts' bytes one after the other. Other programs read it by that. This
+module also notes where each part starts and the digests of its blocks. So a reader can map the file
+into memory and check no more of it than it uses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from spmd.base.dtypes import is_key
 from spmd.base.record import record
 
-# Where a part starts and stops along each dim of its array.
+# The start and stop of a part along each dim of its array.
 Box = tuple[tuple[int, int], ...]
 
 BLOCK = 4 * 2**20

@@ -77,7 +77,7 @@ def _batch(axis: Any, operands: Any, at: Any, *, axes: Any, copies: Copies, shap
 
 
 def _transpose(ct: Any, x: Any, *, axes: Any, copies: Copies, shape: Any) -> Any:
-    """The copies back. What was copied to several comes back in as many layers, which are added."""
+    """The copies back. Elements copied to n devices come back in n layers, which are added."""
     layers: list[list[Copy]] = []
     for copy in copies.items:
         back = Copy(copy.target, copy.source, copy.place, copy.start, copy.sizes)

@@ -1,6 +1,6 @@
 """An exchange of rectangles over ranks: what goes from which rank to which, and the way there.
 
-By messages each rank packs one parcel for every other, with what that one's devices lack; the
+By messages each rank packs one parcel for every other rank, with what the devices there lack; the
 native rounds in shared memory (`shm_plans.py`) are the same moves as bytes.
 """
 

@@ -159,8 +159,8 @@ def remembered(rule: Callable[..., ShapedArray]) -> Callable[..., ShapedArray]:
 class Primitive:
     """One operation with all its rules; see the module's table.
 
-    `is_own` says that it is part of spmd, whose version then determines its meaning. One that is
-    not `listed` may have any name: no table of ours is read by it.
+    `is_own` says that it is part of spmd, whose version then determines its meaning. A
+    primitive that is not `listed` may have any name, as its name is a key of no table of ours.
     """
 
     def __init__(

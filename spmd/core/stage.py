@@ -45,8 +45,8 @@ class Debug:
 NO_DEBUG = Debug()
 
 
-# What `process_again` knows, by the types of operands: the types of results, the effects, and the
-# axes over which operands have to vary, unless they all do.
+# The entries of `process_again`, by the types of operands: the types of results, the effects, and
+# the axes over which operands have to vary, unless they all do.
 Known = dict[
     tuple[ShapedArray, ...],
     tuple[tuple[ShapedArray, ...], frozenset[str], frozenset[Any] | None],

@@ -67,8 +67,8 @@ def collectives(fun: Callable[..., Any]) -> Callable[..., list[Collective]]:
     `args` are arrays of any shapes and dtypes, or a `ShapeDtypeStruct` with a sharding for each.
     The result holds a record for each collective of the program in its order: `kind`, `axes`,
     `devices`, `value`, `times`, `received` (the bytes that a device receives each time) and
-    `source`, the line that asks for it. It is empty for a program of one device. What only the
-    message of a failed check would move is left out.
+    `source`, the line that asks for it. It is empty for a program of one device. Moves
+    that only the message of a failed check needs are left out.
 
     >>> rows = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
     >>> x = spmd.device_put(np.ones((8, 8), np.float32), rows)
@@ -108,13 +108,13 @@ def sharding(fun: Callable[..., Any], *, show: bool = True) -> Callable[..., Mov
     """Print how a call is laid out and what it moves: `sharding(f)(*args)`; it does not run.
 
     The text has the type of each argument and result with the mesh axes that split its dims. For
-    each line of the user's it has the same of the value that the line computes, and who decided how
-    that is split; below it stand the collectives that the line causes, with the bytes that a device
-    receives. Of the largest ones, from 64 KiB on, it tells which operation wants the value how, and
-    what a constraint would save: the program is partitioned again with the value laid out in other
-    ways, and the bytes of both are counted. The last lines are totals: the bytes that a device
-    receives in a call, and the most that it holds at one time, after the plan of the program's
-    memory. `args` are arrays of any shapes and dtypes. Returns an object with `collectives`, as
+    each line of the user's it has the type of the value that the line computes, and the cause of
+    its split; the collectives that the line causes follow, with the bytes that a device receives.
+    Of the largest ones, from 64 KiB on, it tells which operation wants the value how, and what a
+    constraint would save: the program is partitioned again with the value laid out in other ways,
+    and the bytes of both are counted. The last lines are totals: the bytes that a device receives
+    in a call, and the most that it holds at one time, after the plan of the program's memory.
+    `args` are arrays of any shapes and dtypes. Returns an object with `collectives`, as
     `collectives` gives them, `received`, the bytes in all, `savings`, what is said of the largest
     moves, and `memory`, as `Compiled.memory_analysis` gives it; its `str` is the text, which
     `show=False` does not print.

@@ -142,7 +142,7 @@ def _line(source: Source) -> tuple[str, int]:
 
 
 def values_of(program: Program) -> dict[Source, str]:
-    """For each line whose value is split: the value's type, and who decided that."""
+    """For each line whose value is split: the value's type, and the cause of the split."""
     plans: list[Plan] = []
     traced = program.traced
     partitioned(traced.jaxpr, layouts_of(traced.split.leaves), plans)
@@ -187,7 +187,7 @@ def _is_var(atom: Any) -> bool:
 
 
 def _decided(aval: ShapedArray, cell: Cell) -> str:
-    """A value's type, and who decided how it is split."""
+    """A value's type, and the cause of its split."""
     split = [by for axes, by in zip(cell.axes, cell.by, strict=True) if axes and by]
     decided = " and ".join(dict.fromkeys(split))
     return f"{_type(aval, cell.axes)}{f', by {decided}' if decided else ''}"

@@ -56,7 +56,7 @@ class Saving:
 
     @property
     def cause(self) -> str:
-        """Which value is wanted how, and by what."""
+        """The value, the layout that is wanted of it, and the reader that wants it."""
         value = f"a value of {self.made.short}, " if self.made not in (self.source, UNKNOWN) else ""
         return f"{value}wanted as P({self.want}) by {self.reader}"
 

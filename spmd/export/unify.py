@@ -1,7 +1,7 @@
 """One program for all sizes, from the programs for a few: differing numbers must be polynomials.
 
 A function is traced at several sizes of its symbols, and the written programs are walked side by
-side. Whatever is equal in all stays. A number that differs is fitted by a polynomial over the
+side. Parts that are equal in all stay. A number that differs is fitted by a polynomial over the
 symbols, which must be exact on all samples, one more than it takes to determine it. Anything else
 that differs (another number of equations, a constant array that depends on the size) is refused:
 the program's structure then depends on the size. So the contents of a file are never guessed from

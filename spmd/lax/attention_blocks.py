@@ -4,8 +4,8 @@ For each batch element and key head (rounds that may run at the same time) the k
 around once; then a block of queries at a time is multiplied with all of them, its scores become
 weights while they are in the cache, and the weights are multiplied with the values. The backward
 pass computes its part of them again from each query's logsumexp (Dao et al.,
-FlashAttention, 2022). Where a query sees no later key, blocks of keys behind all of a chunk's
-queries are left out.
+FlashAttention, 2022). In causal attention, blocks of keys behind all of a chunk's queries are left
+out.
 
 Dims: B batch, K key heads, G query heads for each, T queries, S keys, H features.
 """

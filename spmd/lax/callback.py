@@ -289,8 +289,8 @@ def pure_callback(
     `"expand_dims"` likewise, that dim being 1 for arguments that are not mapped. Under pmap and
     shard_map every device calls it. It has no derivative; give it one with `custom_jvp`. It always
     runs on the host; `sharding` is accepted for JAX's sake. Raises `ArgumentError` for another
-    `vmap_method`, `RefusedError` under `vmap` without one. What `callback` raises is a
-    `RuntimeError` too.
+    `vmap_method`, `RefusedError` under `vmap` without one. Errors that `callback`
+    raises are `RuntimeError`s too.
 
     >>> import numpy as np, spmd, spmd.numpy as snp
     >>> shape = spmd.ShapeDtypeStruct((3,), np.float32)

@@ -1,8 +1,8 @@
 """The class that users name: `isinstance(x, spmd.Array)` holds for arrays and for tracers.
 
-Inside the package `sharding.array.Array` means an array with values, and `Tracer` one without. Who
-writes a function that is traced does not make this difference: what is an array outside `jit` is
-one inside.
+Inside the package `sharding.array.Array` means an array with values, and `Tracer` one without.
+The author of a traced function need not know the difference: an array outside `jit` is an array
+inside it.
 
 >>> isinstance(snp.zeros(3), spmd.Array), isinstance(np.zeros(3), spmd.Array)
 (True, False)

@@ -1,8 +1,8 @@
 """`einsum`: sums of products over named dims, as a chain of `dot_general`s.
 
-Every step contracts two operands: dims that only one of them has and nobody needs are summed
-first, shared dims that are still needed are batch dims, the other shared ones are contracted.
-The order of steps is NumPy's `einsum_path`.
+Every step contracts two operands. Dims that only one of them has and that no later step needs are
+summed first, shared dims that are still needed are batch dims, and the other shared dims are
+contracted. The order of steps is NumPy's `einsum_path`.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _diagonal(x: Any, first: int, second: int) -> Any:
 
 
 def _summed(x: Any, labels: str, needed: set[str]) -> tuple[Any, str]:
-    """The operand summed over the dims that nobody needs."""
+    """The operand summed over the dims that no later step needs."""
     spent = tuple(d for d, label in enumerate(labels) if label not in needed)
     if not spent:
         return x, labels

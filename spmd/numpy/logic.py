@@ -43,7 +43,7 @@ _OF_BITS = """\
 result has. Raises a `DtypeError` for floats and complex numbers."""
 _BY_PARTS = "Complex numbers are compared by real part, then by imaginary part."
 _TEST = "Elementwise: the result is bool and has the shape of `x`, which may have any dtype."
-_NONZERO = "What is not zero is true, NaN too."
+_NONZERO = "Elements that are not zero are true, NaN too."
 
 
 def _binary(

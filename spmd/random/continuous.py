@@ -357,7 +357,7 @@ def _gumbel_of_64_bits(key: Any, shape: tuple[int, ...]) -> Any:
     both = typed_bits(key, (2, *shape), word)
     high, low = (lax.index_in_dim(both, k, 0, keepdims=False) for k in (0, 1))
     near_zero = lax.lt(high, np.uint32(1 << 31))
-    # What is missing to one: the complement, of two words and with a carry.
+    # One minus the fraction: the two's complement of both words, with a carry.
     rest_high, rest_low = lax.bitwise_not(high), lax.bitwise_not(low)
     carry = lax.convert_element_type(lax.eq(rest_low, np.uint32(2**32 - 1)), word)
     x = _fraction(

@@ -3,7 +3,7 @@
 A `Call` packs into 256 bytes that travel with (or before) the data; ranks whose bytes differ are
 in different calls, and every one of them raises the same report. Of a compiled program the bytes
 hold the digest of its whole schedule and the place in it, so ranks that are in different programs
-notice at their first collective, even if that one is the same in both.
+notice at their first collective, even if this call is the same in both.
 """
 
 from __future__ import annotations

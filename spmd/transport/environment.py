@@ -11,7 +11,7 @@ First match wins:
 7. a single process
 
 These variables also reach processes that are no ranks: a shell inside an allocation, a subprocess
-of a rank. Where a set is incomplete or contradicts itself the process runs alone, with a note.
+of a rank. If a set is incomplete or contradicts itself, the process runs alone, with a note.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ from spmd.transport.flight_recorder import FLIGHT, LEFT, RAISED
 
 # Seconds for ranks in a wait to raise and report: they look every 50 ms at the latest.
 MOMENT_FOR_PEERS = 1.0
-# A rank stopped by another's failure leaves the end of the job to that one, but not forever.
+# A rank stopped by another's failure gives that rank so long to end the job.
 MOMENT_FOR_CAUSE = 2.0
-# Where more programs want to run than there are cores, a wake-up has taken more than a second.
+# On a machine with more running programs than cores, a wake-up has taken more than a second.
 PATIENCE_UNDER_LOAD = 3
 INTERRUPTED = 130
 

@@ -1,7 +1,7 @@
 """Control flow whose functions write to mutable arrays: their values become carries and results.
 
-The functions here run a loop or a branch (`run`) of the user's functions, first as they are. Where
-that ends in `TouchedCells`, the loop carries the values of the cells, and the branches return them.
+The functions here run a loop or a branch (`run`) of the user's functions, first as they are. If
+that raises `TouchedCells`, the loop carries the values of the cells, and the branches return them.
 """
 
 from __future__ import annotations

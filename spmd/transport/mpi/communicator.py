@@ -104,7 +104,7 @@ class _Farewell:
             self.mpi.Finalize()
             return
         try:
-            # One that left earlier would be taken for dead by those that still work.
+            # Ranks that still work would take a rank that left earlier for dead.
             barrier = self.ranks.Ibarrier()
             while not barrier.Test():
                 time.sleep(_FAREWELL_LOOK_SECONDS)

@@ -52,7 +52,7 @@ def recover() -> bool:
     started for this: it needs Open MPI with ULFM, and `spmdrun --elastic MIN` or
     `mpirun --with-ft ulfm`.
 
-    >>> recover()  # a process that is alone has lost nobody
+    >>> recover()  # a process that is alone has lost no rank
     False
     """
     before = bootstrap.job()

@@ -69,8 +69,8 @@ REDUCE_PARTS_FROM_BYTES = 32 << 10
 # In such pieces: data should not leave the caches between one rank's write and another's read.
 REDUCE_CHUNK_BYTES = 256 << 10
 
-# From here on one copy by a system call costs less than two through the slots. Where ranks share
-# cores, a meeting more is a change of processes, and all of them reduce on the same few cores.
+# From this size on one copy by a system call costs less than two through the slots. If ranks share
+# cores, each further meeting switches processes, and all of them reduce on the same few cores.
 DIRECT_FROM_BYTES = DIRECT_SUM_FROM_BYTES = 16 << 10
 DIRECT_FROM_BYTES_SHARED, DIRECT_SUM_FROM_BYTES_SHARED = 64 << 10, 2 << 20
 

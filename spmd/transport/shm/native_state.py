@@ -1,8 +1,8 @@
 """Native code's state of a group of ranks: a few words that it and Python share.
 
 A compiled program meets the other ranks without Python. It finds the pages and slots through these
-words, and keeps the counters here that `ShmCommunicator` goes on from. Where all is well nothing
-else is needed; where a rank has waited for long, or finds that calls differ, native code calls
+words, and keeps the counters here that `ShmCommunicator` goes on from. A call that succeeds needs
+nothing else. If a rank has waited for long, or finds that calls differ, native code calls
 `trouble`, and Python raises its own error for that.
 """
 

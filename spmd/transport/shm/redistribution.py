@@ -1,8 +1,8 @@
 """The rounds of an exchange of rectangles between the devices of ranks that share memory.
 
-Every rank knows all moves. Each shows what others need of its devices, packed one behind the other,
-and takes what its own devices lack; what goes to several devices is shown once. Where all rows are
-large they are read where they lie, in the memory of the other processes.
+Every rank knows all moves. It packs the rectangles that others need of its devices, each once even
+if several devices need it, and copies those that its own devices lack. If all rows are large, ranks
+read them where they lie, in the memory of the other processes.
 """
 
 from __future__ import annotations
