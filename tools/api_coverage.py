@@ -139,8 +139,8 @@ def measure(namespace: str, exclusions: Exclusions) -> Coverage | None:
     for name in _members(theirs) if inspect.isclass(theirs) else sorted(_public(theirs)):
         full = f"{namespace}.{name}".lstrip(".")
         why = refused or exclusions.reason(full)
-        place = next((place for place in ours if hasattr(place, name)), None)
-        if place is not None and _is_refused(getattr(place, name)):
+        place = next((place for place in ours if _has(place, name)), None)
+        if place is not None and _is_refused(getattr(place, name, None)):
             found.excluded[name] = (
                 "it can be imported by programs for JAX, and says why it can't be used"
             )
@@ -157,6 +157,11 @@ def measure(namespace: str, exclusions: Exclusions) -> Coverage | None:
 
 # Libraries reach into these; what their classes hold is each system's own.
 _INNER = ("api_util", "core", "experimental.hijax", "extend", "interpreters", "ref.AbstractRef")
+
+
+def _has(place: Any, name: str) -> bool:
+    """Whether a module or a class has a name; fields of a dataclass are those of its objects."""
+    return hasattr(place, name) or name in getattr(place, "__dataclass_fields__", ())
 
 
 def _is_refused(value: Any) -> bool:
@@ -242,7 +247,7 @@ def _members(cls: type) -> list[str]:
 
 def _parameters(place: Any, name: str) -> list[inspect.Parameter] | None:
     """The parameters of a function or method; None for what is none, or where Python can't say."""
-    value, bound = getattr(place, name), False
+    value, bound = getattr(place, name, None), False
     if inspect.isclass(place):
         value = inspect.getattr_static(place, name, value)
         bound = not isinstance(value, staticmethod)

@@ -42,6 +42,12 @@ OURS = frozenset(
 # Facades that stand in another file than JAX's.
 _MOVED = {"extend.core.primitives": "extend.primitives", "_src.state.types": "_src.state"}
 
+# Modules below JAX's packages whose names our package has itself.
+_WHOLE = {
+    f"experimental.sparse.{name}": "spmd.experimental.sparse"
+    for name in ("api", "bcsr", "coo", "csr", "random", "util")
+}
+
 
 class _Alias(Loader):
     """Loads a module under a second name: the module is the one that there is.
@@ -135,6 +141,8 @@ def resolve(fullname: str) -> str | None:
         return f"{FACADES}lib" if not rest else None
     if not rest:
         return FACADES
+    if rest in _WHOLE:
+        return _WHOLE[rest]
     rest = _MOVED.get(rest, rest)
     place = os.path.join(_FOLDER, *rest.split("."))
     if os.path.isfile(place + ".py") or os.path.isfile(os.path.join(place, "__init__.py")):

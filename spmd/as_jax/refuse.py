@@ -73,19 +73,33 @@ def refusing(module: str, why: str) -> Callable[[str], Any]:
 _PALLAS = "spmd has no Pallas; write the function with jax.numpy and jax.lax, which spmd compiles"
 _COLOCATED = "every process of spmd runs the program itself, and Python runs nowhere else"
 _STORED = "spmd.checkpoints writes arrays over several devices to files"
+_ORDER = "spmd's compiler orders operations itself, and takes no hints for XLA's"
+_XLA = "there is no XLA here: spmd has a compiler and a runtime of its own"
 _JAX2TF = "spmd has no TensorFlow; jax.export writes programs to files"
 
 # Modules of which every name can be imported, with all that is below them, and why none can be
 # used. Libraries import them beside what they need.
 REFUSED = {
     "experimental.array_serialization": _STORED,
+    "experimental.buffer_callback": "spmd hands no raw buffers to Python; use jax.pure_callback",
     "experimental.colocated_python": _COLOCATED,
+    "experimental.control_deps": _ORDER,
+    "experimental.fused": "spmd fuses operations by itself",
     "experimental.jax2tf": _JAX2TF,
     "experimental.mosaic": _PALLAS,
     "experimental.pallas": _PALLAS,
+    "experimental.profiler": _XLA,
+    "experimental.rnn": "spmd has no cuDNN; write the recurrence with jax.lax.scan",
+    "experimental.scheduling_groups": _ORDER,
     "experimental.serialize_executable": "spmd keeps compiled programs on the disk itself",
+    "experimental.topologies": _XLA,
+    "experimental.transfer": _STORED,
     "extend.ifrt_programs": "spmd has no IFRT; jax.export writes programs to files",
+    "extend.lowering": "spmd does not write MLIR",
     "extend.mlir": "spmd does not write MLIR",
+    "extend.pallas": _PALLAS,
+    "extend.sharding": "spmd has no HLO; jax.NamedSharding says how arrays lie",
+    "extend.xla": _XLA,
     "ffi": "spmd calls no foreign functions of XLA; spmd.extend makes primitives with CPU kernels",
 }
 

@@ -1,5 +1,24 @@
 """Layouts of arrays in memory: `Layout` and `Format`, which `device_put` takes for a sharding."""
 
-from spmd.sharding.named import Format, Layout
+from __future__ import annotations
 
-__all__ = ["Format", "Layout"]
+from typing import Any
+
+from spmd.base.tree import tree_leaves
+from spmd.sharding.named import Format, Layout, without_layout
+
+__all__ = ["Format", "Layout", "with_layout_constraint"]
+
+
+def with_layout_constraint(x: Any, layouts: Any) -> Any:
+    """Return arrays as they are, after a check that `layouts` are row-major, as all arrays are.
+
+    `layouts` is a `Layout` for all of the pytree `x`, or a pytree of them. Raises `ArgumentError`
+    for another order of the dims.
+
+    >>> with_layout_constraint(snp.ones((2, 3)), Layout((0, 1))).shape
+    (2, 3)
+    """
+    for layout in tree_leaves(layouts, is_leaf=lambda node: isinstance(node, Layout)):
+        without_layout(Format(layout))
+    return x

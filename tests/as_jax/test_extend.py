@@ -1,0 +1,107 @@
+"""Facades of `jax.extend` and `jax.test_util` against JAX's own."""
+
+from __future__ import annotations
+
+import importlib
+
+import jax.extend.random as jax_random
+import numpy as np
+import pytest
+
+import spmd
+from spmd.as_jax import finder, refuse
+from spmd.as_jax.jax import monitoring, test_util
+from spmd.as_jax.jax.extend import linear_util, random
+from spmd.experimental import sparse
+
+
+@pytest.mark.parametrize("shape", [(4,), (5,), (2, 3), (1,)])
+def test_block_cipher(shape):
+    key = np.array([3, 5], np.uint32)
+    count = np.arange(np.prod(shape), dtype=np.uint32).reshape(shape)
+    found = random.threefry_2x32(key, count)
+    wanted = jax_random.threefry_2x32(tuple(key), count)
+    np.testing.assert_array_equal(np.asarray(found), wanted)
+
+
+@pytest.mark.parametrize("name", ["threefry_prng_impl", "rbg_prng_impl", "unsafe_rbg_prng_impl"])
+@pytest.mark.parametrize("seeds", [7, np.arange(3), np.arange(4).reshape(2, 2)])
+def test_keys_of_seeds(name: str, seeds):
+    found = random.random_seed(seeds, impl=getattr(random, name))
+    wanted = jax_random.random_seed(seeds, impl=getattr(jax_random, name))
+    words = spmd.random.key_data(found)
+    np.testing.assert_array_equal(
+        np.asarray(words), importlib.import_module("jax").random.key_data(wanted)
+    )
+    again = random.seed_with_impl(getattr(random, name), seeds)
+    np.testing.assert_array_equal(np.asarray(spmd.random.key_data(again)), np.asarray(words))
+
+
+def test_derivatives_are_checked():
+    args = (np.float32(0.5),)
+    test_util.check_jvp(spmd.numpy.sin, lambda p, t: spmd.jvp(spmd.numpy.sin, p, t), args)
+    test_util.check_vjp(spmd.numpy.sin, lambda *p: spmd.vjp(spmd.numpy.sin, *p), args)
+    with pytest.raises(AssertionError, match="mine: tangent"):
+        wrong = lambda p, t: (spmd.numpy.sin(*p), 2 * t[0])  # noqa: E731
+        test_util.check_jvp(spmd.numpy.sin, wrong, args, err_msg="mine")
+    with pytest.raises(AssertionError, match="vjp: cotangent"):
+        wrong = lambda *p: (spmd.numpy.sin(*p), lambda ct: (2 * ct,))  # noqa: E731
+        test_util.check_vjp(spmd.numpy.sin, wrong, args)
+
+
+def test_listeners_hear_until_they_are_taken_away():
+    heard: list = []
+
+    def listen(event, *args, **kwargs):
+        heard.append((event, *args))
+
+    monitoring.register_event_listener(callback=listen)
+    monitoring.register_scalar_listener(callback=listen)
+    monitoring.record_event("a")
+    monitoring.record_scalar("b", 2.0)
+    monitoring.unregister_event_listener(callback=listen)
+    monitoring.record_event("c")
+    monitoring.clear_event_listeners()
+    monitoring.record_scalar("d", 1.0)
+    assert heard == [("a",), ("b", 2.0)]
+    with pytest.raises(ValueError, match="not in list"):
+        monitoring.unregister_event_listener(callback=listen)
+
+
+def test_transformations_take_the_function_at_once_or_later():
+    def scaled(f, by, *args):
+        return by * f(*args)
+
+    fun = linear_util.wrap_init(lambda x: x + 1)
+    for wrapped in (
+        linear_util.transformation2(scaled)(fun, 3),
+        linear_util.transformation2(scaled, fun, 3),
+    ):
+        assert wrapped.call_wrapped(4) == 15
+
+    def noted(f, store, *args):
+        store.store(len(args))
+        return f(*args)
+
+    wrapped, store = linear_util.transformation_with_aux2(noted, fun)
+    assert wrapped.call_wrapped(1) == 2 and store() == 1
+    with pytest.raises(linear_util.StoreException, match="occupied"):
+        wrapped.call_wrapped(1)
+    wrapped, store = linear_util.transformation_with_aux2(noted, use_eq_store=True)(fun)
+    assert wrapped.call_wrapped(1) == wrapped.call_wrapped(1) == 2 and store() == 1
+    with pytest.raises(linear_util.StoreException, match="not-equal"):
+        store.store(2)
+
+
+@pytest.mark.parametrize("name", ["coo", "csr", "bcsr", "util", "random", "api"])
+def test_modules_of_sparse_are_the_package(name: str):
+    assert finder.resolve(f"jax.experimental.sparse.{name}") == sparse.__name__
+
+
+@pytest.mark.parametrize("module", refuse.REFUSED)
+def test_refusals_are_one_sentence(module: str):
+    why = refuse.refusal(f"jax.{module}")
+    assert why and "\n" not in why and not why.endswith(".")
+    refused = refuse.refusing(f"jax.{module}", why)("anything")
+    with pytest.raises(NotImplementedError, match="anything: "):
+        refused()
