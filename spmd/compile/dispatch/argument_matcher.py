@@ -22,7 +22,7 @@ import numpy as np
 from spmd.base.tree import TreeDef, container_of, is_named_tuple
 from spmd.base.util import MISS
 from spmd.compile.dispatch.signature import Split
-from spmd.compile.native.cpython import entry_point
+from spmd.compile.native.cpython import entry_layout, entry_point
 from spmd.compile.native.runtime.allocator import Block, alloc
 from spmd.core.aval import ShapedArray
 from spmd.sharding.array import Array
@@ -234,7 +234,7 @@ class Matcher:
                 # A tracer has an aval too, but no _sharding.
                 self.put(f"if {name}.aval is not {self.bind(aval)} or {name}._sharding is not None")
                 self.lines[-1] += ": return MISS"
-            self.operand(name, entry_point.ARRAY, word, aval)
+            self.operand(name, entry_layout.ARRAY, word, aval)
         elif type(leaf) is np.ndarray and leaf.dtype == aval.dtype and leaf.flags.c_contiguous:
             dtype, shape = self.bind(leaf.dtype), self.bind(leaf.shape)
             self.put(f"if type({name}) is not ndarray or {name}.shape != {shape} or {name}.dtype")
@@ -242,7 +242,7 @@ class Matcher:
             if not _has_buffer(leaf):
                 raise UnmatchedError
             # It is unfit if its memory is not in order.
-            self.operand(name, entry_point.BUFFER, word)
+            self.operand(name, entry_layout.BUFFER, word)
         elif is_number(leaf, aval):
             if self.checks:
                 self.put(f"if type({name}) is not {self.bind(type(leaf))}: return MISS")

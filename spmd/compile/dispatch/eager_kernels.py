@@ -36,7 +36,7 @@ from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.matmul import store_epilogue
 from spmd.compile.lower.lowering import ALIASES
 from spmd.compile.lower.matmul import view_product
-from spmd.compile.native.cpython import entry_point
+from spmd.compile.native.cpython import entry_layout, entry_point
 from spmd.compile.native.cpython.object_layout import object_layout
 from spmd.compile.native.llvm.compiler import compile_texts
 from spmd.compile.native.program.frames import Frames
@@ -205,11 +205,11 @@ class SizeGenericExecutable(Executable):
             return None
         arena = alloc(self.frames.arenas[0])
         given = [
-            entry_point.Operand(entry_point.ARRAY, 1 + k, a) for k, a in enumerate(self.in_avals)
+            entry_point.Operand(entry_layout.ARRAY, 1 + k, a) for k, a in enumerate(self.in_avals)
         ]
         last = 1 + len(given)
         results = entry_point.Results(
-            [entry_point.Result(last, entry_point.OF_SLAB, aval)], slab=aval.nbytes, slab_word=last
+            [entry_point.Result(last, entry_layout.OF_SLAB, aval)], slab=aval.nbytes, slab_word=last
         )
         template = [arena.address, *[0] * last, *self.const_pointers[0]]
         return entry_point.make_entry_point(

@@ -22,7 +22,7 @@ from spmd.compile.dispatch.argument_matcher import DEEPEST, Matcher, UnmatchedEr
 from spmd.compile.dispatch.signature import Split
 from spmd.compile.executable.async_operands import copied_bytes, most_copied
 from spmd.compile.executable.executable import Executable
-from spmd.compile.native.cpython import entry_point
+from spmd.compile.native.cpython import entry_layout, entry_point
 from spmd.compile.native.cpython.entry_layout import is_plain
 from spmd.compile.native.cpython.object_layout import object_layout
 from spmd.compile.native.runtime.allocator import (
@@ -165,7 +165,7 @@ class Writer(Matcher):
         """The text of a result on each device that is an argument."""
         if self.held_by(leaf, 0) is None:
             raise UnmatchedError
-        made.append(entry_point.Result(1 + leaf, entry_point.of_operand(leaf), aval))
+        made.append(entry_point.Result(1 + leaf, entry_layout.of_operand(leaf), aval))
         return [f"made[{len(made) - 1}]"]
 
     def wholes(self, shards: Sequence[Sequence[str]]) -> list[str]:
@@ -243,7 +243,7 @@ class Writer(Matcher):
         if self.direct and (kwargs.parts or any(c.kind is not None for c in args.parts)):
             return False
         kinds = [given.kind for given in self.given]
-        known = len(kinds) == len(self.arrays) and entry_point.BUFFER not in kinds
+        known = len(kinds) == len(self.arrays) and entry_layout.BUFFER not in kinds
         return known and is_plain(tree) and not any(self.donated_arrays)
 
     @property
@@ -338,7 +338,7 @@ class Writer(Matcher):
             ]
             if alignment == SMALL_ALIGNMENT:
                 self.slab_bytes, self.slab_word = total, words[0]
-                return [entry_point.OF_SLAB] * len(sizes)
+                return [entry_layout.OF_SLAB] * len(sizes)
             return [self.fresh_block(total, words[0])] * len(sizes)
         given = zip(outputs, sizes, words, strict=True)
         return [self.owner(d, k, nbytes, word) for (d, k), nbytes, word in given]
@@ -355,13 +355,13 @@ class Writer(Matcher):
         also = [self.held_by(taken, d) for d, home in enumerate(homes) if home == device != d]
         block = self.fresh()
         self.take(block, donor, others, nbytes, [name for name in also if name is not None])
-        self.operand(block, entry_point.BLOCK, word)
+        self.operand(block, entry_layout.BLOCK, word)
         return len(self.operands) - 1
 
     def fresh_block(self, nbytes: int, word: int) -> int:
         """Let the entry point make a block; gives the owner of its contents."""
         self.fresh_blocks.append((home_of(nbytes), word))
-        return entry_point.of_block(len(self.fresh_blocks) - 1)
+        return entry_layout.of_block(len(self.fresh_blocks) - 1)
 
     def take(
         self, owner: str, donated: str, operands: Sequence[str], nbytes: int, also: Sequence[str]

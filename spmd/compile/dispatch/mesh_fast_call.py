@@ -19,7 +19,7 @@ from spmd.compile.dispatch.argument_matcher import UnmatchedError
 from spmd.compile.dispatch.signature import Split
 from spmd.compile.executable.mesh_executable import MeshExecutable, listeners, mesh_executable
 from spmd.compile.executable.mesh_program import MeshProgram
-from spmd.compile.native.cpython import entry_point
+from spmd.compile.native.cpython import entry_layout, entry_point
 from spmd.core.aval import ShapedArray, typeof
 from spmd.sharding.array import Array, from_memory
 from spmd.sharding.call_cache import MappedCall
@@ -125,7 +125,7 @@ class _MapWriter(fast_call.Writer):
         if type(leaf) is Array:
             self.put(f"if {name}.aval is not {self.bind(aval)} or {name}.shards is not None:")
             self.lines[-1] += " return MISS"
-            self.operand(f"{name}.ptr", entry_point.ADDRESS, words[0])
+            self.operand(f"{name}.ptr", entry_layout.ADDRESS, words[0])
         else:
             self.match_value(name, leaf, aval, words[0])
         # The first device's word gets the array's address, then all shards' words are so many bytes
@@ -146,7 +146,7 @@ class _MapWriter(fast_call.Writer):
         self.put(f"{', '.join(shards)}, = {name}.shards")
         for shard, word in zip(shards, words, strict=True):
             # A deleted array has ptr 0, which is unfit.
-            self.operand(f"{shard}.ptr", entry_point.ADDRESS, word)
+            self.operand(f"{shard}.ptr", entry_layout.ADDRESS, word)
         return shards
 
     # ---- results ----

@@ -24,7 +24,7 @@ from spmd.base.record import record
 from spmd.compile.expressions.index_map import strides_of
 from spmd.compile.expressions.scalar_ops import storage_dtype
 from spmd.compile.kernel.builder import Builder
-from spmd.compile.kernel.dtypes import DTYPES, kind
+from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import (
     NO_EPILOGUE,
@@ -32,6 +32,7 @@ from spmd.compile.kernel.matmul import (
     Product,
     Result,
     argument_maps,
+    product_dtype,
     store_epilogue,
 )
 from spmd.compile.kernel.window_contraction import Contraction, Dims, dims_of, lies_in_order
@@ -68,10 +69,11 @@ def result_of(eqn: Eqn) -> tuple[Result, str] | None:
     numbers, ndim = eqn.params["dimension_numbers"], avals[0].ndim
     columns = avals[2].shape[numbers.out_spec[1]]
     grouped = eqn.params["feature_group_count"] * eqn.params["batch_group_count"] > 1
-    if None in names or not all(aval.size for aval in avals) or grouped:
+    lhs_dtype, _, out_dtype = names
+    if lhs_dtype is None or out_dtype is None or not all(aval.size for aval in avals) or grouped:
         return None
-    wide = _dtype_of_sums(names[0], names[2]) if columns > 1 else None
-    if wide is None or names[2] != wide or numbers.out_spec[1] != ndim - 1:
+    wide = product_dtype(lhs_dtype, out_dtype) if columns > 1 else None
+    if wide is None or out_dtype != wide or numbers.out_spec[1] != ndim - 1:
         return None
     windows = windows_of(avals[1].shape, eqn.params)
     parts = [phases(windows, d, avals[2].shape[k]) for d, k in enumerate(numbers.out_spec[2:])]
@@ -112,13 +114,6 @@ def _overwritable(epilogue: Kernel, rest: Sequence[Ref]) -> Ref | None:
         if arg.role == "out" and like and 0 in read_in_place(epilogue, number):
             return ref
     return None
-
-
-def _dtype_of_sums(lhs: str | None, out: str | None) -> str | None:
-    """The dtype in which products of floats are summed; None for other numbers."""
-    if lhs is None or out is None or {kind(lhs), kind(out)} != {"f"}:
-        return None
-    return "f64" if "f64" in (lhs, out) else "f32"
 
 
 @record
@@ -317,7 +312,7 @@ class _Convolution:
 
     def write(self) -> None:
         """All steps."""
-        wide = _dtype_of_sums(self.lhs.dtype, self.out.dtype) if self.columns > 1 else None
+        wide = product_dtype(self.lhs.dtype, self.out.dtype) if self.columns > 1 else None
         self.pad(wide or self.lhs.dtype)
         target = self.out
         if wide is not None:

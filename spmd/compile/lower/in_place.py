@@ -19,14 +19,7 @@ from spmd.compile.lower.lowering import ALIASES
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 
 UPDATES = frozenset(
-    (
-        "dynamic_update_slice",
-        "scatter",
-        "scatter_add",
-        "scatter_mul",
-        "scatter_min",
-        "scatter_max",
-    )
+    "dynamic_update_slice scatter scatter_add scatter_mul scatter_min scatter_max".split()
 )
 
 Layouts: TypeAlias = tuple[Layout | None, ...]

@@ -23,16 +23,7 @@ from spmd.lax.dot import DimensionNumbers
 
 # The producers that rules about pairs of equations look for.
 PRODUCERS = frozenset(
-    (
-        "neg",
-        "not",
-        "conj",
-        "convert_element_type",
-        "permute_dims",
-        "dot_general",
-        "reshape",
-        "broadcast_in_dim",
-    )
+    "neg not conj convert_element_type permute_dims dot_general reshape broadcast_in_dim".split()
 )
 
 # Kinds of numbers within which a product may change the dtype.
@@ -88,19 +79,15 @@ def _full(operand: Atom, eqn: Eqn) -> Atom | None:
     return operand if same_type(operand.aval, eqn.outvars[0].aval) else None
 
 
-def _mul(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+def _mul(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom], neutral: float = 1) -> Atom | None:
     for k in (0, 1):
-        if is_literal(ins[k], 1):
+        if is_literal(ins[k], neutral):
             return _full(ins[1 - k], eqn)
     return None
 
 
 def _add(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
-    neutral = -0.0 if dtypes.is_inexact(eqn.outvars[0].aval.dtype) else 0
-    for k in (0, 1):
-        if is_literal(ins[k], neutral):
-            return _full(ins[1 - k], eqn)
-    return None
+    return _mul(writer, eqn, ins, -0.0 if dtypes.is_inexact(eqn.outvars[0].aval.dtype) else 0)
 
 
 def _right(neutral: float) -> Rule:

@@ -19,7 +19,7 @@ from spmd.base.errors import ArgumentError
 from spmd.base.tree import LEAF, TreeDef, register_pytree_node
 from spmd.base.util import MISS
 from spmd.compile.dispatch import fast_call
-from spmd.compile.native.cpython import entry_point
+from spmd.compile.native.cpython import entry_layout, entry_point
 from spmd.compile.native.cpython.object_layout import object_layout, slot_offsets
 from spmd.compile.native.program.steps import Copy, Host, Program, Slot
 from spmd.compile.native.runtime.allocator import Block, alloc, home_of
@@ -71,11 +71,11 @@ def copier(native=None, **options):
     aval = typeof(X)
     native = native or build_program(Program((16, 16), (Copy(Slot(1), Slot(0), 16),)))
     results = entry_point.Results(
-        [entry_point.Result(1, entry_point.OF_SLAB, aval)], slab=16, slab_word=1
+        [entry_point.Result(1, entry_layout.OF_SLAB, aval)], slab=16, slab_word=1
     )
     results = results._replace(**options)
     return entry_point.make_entry_point(
-        native, [0, 0], [entry_point.Operand(entry_point.ARRAY, 0, aval)], (), results
+        native, [0, 0], [entry_point.Operand(entry_layout.ARRAY, 0, aval)], (), results
     )
 
 
@@ -138,12 +138,12 @@ def test_results_may_live_in_blocks_and_in_operands():
     aval = typeof(X)
     native = build_program(Program((16, 16), (Copy(Slot(1), Slot(0), 16),)))
     results = entry_point.Results(
-        [entry_point.Result(1, 1, aval), entry_point.Result(0, entry_point.of_operand(0), aval)],
+        [entry_point.Result(1, 1, aval), entry_point.Result(0, entry_layout.of_operand(0), aval)],
         TreeDef(tuple, None, (LEAF, LEAF)),
     )
     operands = [
-        entry_point.Operand(entry_point.ARRAY, 0, aval),
-        entry_point.Operand(entry_point.BLOCK, 1),
+        entry_point.Operand(entry_layout.ARRAY, 0, aval),
+        entry_point.Operand(entry_layout.BLOCK, 1),
     ]
     run = entry_point.make_entry_point(native, [0, 0], operands, (), results)
     block = alloc(16)
@@ -159,10 +159,10 @@ def with_block(steps=(), nbytes=70_016):
     aval, home = typeof(X), home_of(nbytes)
     native = build_program(Program((16, 16), (Copy(Slot(1), Slot(0), 16), *steps)))
     results = entry_point.Results(
-        [entry_point.Result(1, entry_point.of_block(0), aval)], blocks=[(home, 1)]
+        [entry_point.Result(1, entry_layout.of_block(0), aval)], blocks=[(home, 1)]
     )
     return entry_point.make_entry_point(
-        native, [0, 0], [entry_point.Operand(entry_point.ARRAY, 0, aval)], (), results
+        native, [0, 0], [entry_point.Operand(entry_layout.ARRAY, 0, aval)], (), results
     ), home
 
 
@@ -226,7 +226,7 @@ def test_numbers_of_another_type_are_unfit():
     native = build_program(Program((4, 4), (Copy(Slot(1), Slot(0), 4),)))
     operands = [
         entry_point.Operand(entry_point.NUMBERS["float32"], 0, float),
-        entry_point.Operand(entry_point.ADDRESS, 1),
+        entry_point.Operand(entry_layout.ADDRESS, 1),
     ]
     nothing = entry_point.Results((), TreeDef(tuple, None, ()))
     run = entry_point.make_entry_point(native, [0, 0], operands, (), nothing)
@@ -541,12 +541,12 @@ def test_operands_are_held_while_the_program_runs():
     aval = typeof(X)
     tree = TreeDef(tuple, None, (TreeDef(list, None, (LEAF,) * 3),))
     results = entry_point.Results([entry_point.Result(1, 3, aval)], LEAF, (tree, NO_NAMES))
-    operands = [entry_point.Operand(entry_point.ARRAY, 0, aval)] * 3
+    operands = [entry_point.Operand(entry_layout.ARRAY, 0, aval)] * 3
     with pytest.raises(ValueError, match="are not the leaves of"):
         entry_point.make_entry_point(native, [0, 0], operands[:2], (), results)
     with pytest.raises(ValueError, match="1 results are no"):
         entry_point.make_entry_point(native, [0, 0], operands, (), results._replace(out=tree))
-    results = results._replace(made=[entry_point.Result(0, entry_point.of_operand(2), aval)])
+    results = results._replace(made=[entry_point.Result(0, entry_layout.of_operand(2), aval)])
     native = build_program(Program((16, 16), (steps[0],)))
     run = entry_point.make_entry_point(native, [0, 0], operands, (), results)
     out = run((state,), {})

@@ -46,8 +46,6 @@ from spmd.compile.native.runtime.run import NativeProgram, build_program
 from spmd.compile.schedule.memory_plan import Plan
 from spmd.compile.schedule.prepack_operands import prepack
 
-__all__ = ["CalleeCompiler", "assemble", "legalise"]
-
 
 def legalise(schedule: Schedule) -> Schedule:
     """The schedule with steps that pack operands of products; the one given is changed in place."""

@@ -22,19 +22,13 @@ from spmd.base.util import MISS
 from spmd.compile.lazy import entry_point_ir
 from spmd.compile.native.cpython.builtin_function import keep_for_ever, make_builtin, make_method
 from spmd.compile.native.cpython.entry_layout import (
-    ADDRESS,
-    ARRAY,
-    BLOCK,
     BOOL,
     BUFFER,
     F32,
     F64,
     I32,
     I64,
-    OF_SLAB,
     OPERANDS,
-    of_block,
-    of_operand,
     tree_words,
 )
 from spmd.compile.native.cpython.object_layout import object_layout
@@ -43,21 +37,6 @@ from spmd.compile.native.llvm.compiler import Written, compile_written
 from spmd.compile.native.runtime.allocator import Block, SizeClass, alloc_of, give_back
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.sharding.array import Array
-
-__all__ = [
-    "ADDRESS",
-    "ARRAY",
-    "BLOCK",
-    "BUFFER",
-    "NUMBERS",
-    "OF_SLAB",
-    "Operand",
-    "Result",
-    "Results",
-    "make_entry_point",
-    "of_block",
-    "of_operand",
-]
 
 # The kind of an operand that is a Python number, by the dtype of the element it becomes.
 NUMBERS = {"float32": F32, "float64": F64, "int32": I32, "int64": I64, "bool": BOOL}

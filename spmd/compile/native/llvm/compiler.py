@@ -592,19 +592,6 @@ def _merge(tables: Sequence[Mapping[str, Address]]) -> dict[str, Address]:
     return merged
 
 
-__all__ = [
-    "Address",
-    "Batch",
-    "Host",
-    "Loader",
-    "Written",
-    "available_cores",
-    "compile_texts",
-    "compile_written",
-    "host",
-    "loader",
-]
-
 loader = Loader()
 compile_texts = loader.compile_texts
 compile_written = loader.compile_written

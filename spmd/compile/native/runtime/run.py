@@ -28,13 +28,10 @@ from spmd.compile.lazy import encode
 from spmd.compile.native.program import run_layout
 from spmd.compile.native.program.encoded import Encoded, StepsById
 from spmd.compile.native.program.steps import (
-    ASSUMED_TRIPS,
     Host,
-    KernelStep,
     Loop,
     Program,
     RankExchange,
-    Slot,
     Step,
     View,
 )
@@ -42,17 +39,6 @@ from spmd.compile.native.runtime.load import load_parts, raise_signal, runtime
 from spmd.compile.native.runtime.thread_pool import num_threads
 from spmd.transport.flight_recorder import FLIGHT
 from spmd.transport.progress_thread import PROGRESS
-
-__all__ = [
-    "ASSUMED_TRIPS",
-    "KernelStep",
-    "NativeProgram",
-    "Program",
-    "Slot",
-    "Step",
-    "View",
-    "build_program",
-]
 
 # A program is long if all threads together (or so many) would compute for this time at least.
 LONG_NS = 1e6

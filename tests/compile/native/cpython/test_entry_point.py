@@ -10,14 +10,9 @@ import pytest
 
 from spmd.base.tree import TreeDef
 from spmd.base.util import MISS
-from spmd.compile.native.cpython import entry_point
-from spmd.compile.native.cpython.entry_point import (
-    ADDRESS,
-    BUFFER,
-    NUMBERS,
-    Results,
-    make_entry_point,
-)
+from spmd.compile.native.cpython import entry_layout
+from spmd.compile.native.cpython.entry_layout import ADDRESS, BUFFER
+from spmd.compile.native.cpython.entry_point import NUMBERS, Results, make_entry_point
 from spmd.compile.native.program.steps import Copy, Host, Program, Slot
 from spmd.compile.native.runtime.run import build_program
 from tests.compile.native.programs import F32, address, binary, compile_for
@@ -153,7 +148,7 @@ def test_impossible_entry_points_are_refused():
     with pytest.raises(ValueError, match="2 words for frames of 3"):
         opened_program(adder(), [0, 0], [])
     with pytest.raises(ValueError, match="do not have all of"):
-        opened_program(adder(), [0] * 3, [(entry_point.ADDRESS, 3)])
+        opened_program(adder(), [0] * 3, [(entry_layout.ADDRESS, 3)])
     with pytest.raises(ValueError, match="do not have all of"):
         opened_program(adder(), [0] * 3, [], [(0, -1, 8)])
 
