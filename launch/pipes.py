@@ -11,7 +11,7 @@ NO_READER = 141
 
 
 def with_output(command: Callable[[], int]) -> int:
-    """Run a command to the end of its output; that the reader has had enough is no failure."""
+    """Run a command to the end of its output; a reader that leaves before is no failure."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed: `spmdrun ... >&-`
             setattr(sys, name, open(os.devnull, "w"))

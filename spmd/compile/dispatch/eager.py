@@ -502,7 +502,7 @@ def _forget_programs(_: Any) -> None:
 
 # Closures do not look at settings.
 config.on_program_update(_forget_closures)
-# What is compiled once is not looked at again.
+# A compiled program does not look at these settings again.
 config.on_update("unasked_gathers", _forget_programs)
 config.on_update("unasked_gathers_from", _forget_programs)
 

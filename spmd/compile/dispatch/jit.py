@@ -90,7 +90,7 @@ class Entry:
     # that is no CPU.
     executables: dict[Any, Executable | MeshProgram] = field(default_factory=dict)
     reads_mesh: bool = False  # a constraint in it is a spec over the mesh in scope
-    # Which arguments it needs, and the same without the others, once somebody has asked.
+    # The arguments that it needs, and the program without the others; made on the first request.
     needed: list[bool] | None = None
     pruned: Entry | None = None
 
@@ -172,7 +172,7 @@ class JitFunction:
             if given is not None and (device is not None or backend is not None):
                 raise ArgumentError(f"{what}: give a device or a backend, or {name}, not both")
         self._home = _home(what, device, backend)
-        # What set_mesh must not contradict.
+        # The shardings that set_mesh must not contradict.
         self._pinned = "device=" if device is not None else "backend=" if backend else None
         # Of shardings of one device all that is left is where results lie, and arguments may not.
         self._only = device_of_all(in_shardings, out_shardings)
@@ -315,7 +315,7 @@ class JitFunction:
     ) -> None:
         """Count this call; calls of its kind get a closure when it is made for the second time."""
         mesh = state.mesh
-        # What a closure would not compare: the mesh of `with mesh:`, and what `call_in_scope` does.
+        # A closure neither compares the mesh of `with mesh:` nor does the work of `call_in_scope`.
         if entry.reads_mesh and (mesh is None or current_mesh() is not mesh):
             return
         if mesh is None or stays_in_scope(mesh, executable, layouts):

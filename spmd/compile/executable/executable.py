@@ -71,7 +71,7 @@ class Executable:
     places: Sequence[SingleDeviceSharding | None] = (None,)
     # Whether all calls donate the same arguments, `donated`.
     knows_donated = True
-    # What users call the arguments.
+    # The names of the arguments, as users know them.
     names: Sequence[str] = ()
     # The platform of its devices.
     backend: Backend = CPU

@@ -20,7 +20,7 @@ from spmd.core.ir import ClosedJaxpr, Eqn, Var
 from spmd.core.primitive import Primitive
 from spmd.lax.convert import convert_element_type_p
 
-# What moves elements, converts them, or runs jaxprs in which they are widened.
+# Primitives that move elements, convert them, or run jaxprs in which they are widened.
 _MOVES = frozenset(
     "broadcast_in_dim reshape permute_dims optimization_barrier name convert_element_type "
     "bitcast_convert_type stop_gradient copy select_n concatenate split squeeze rev cond slice pad "

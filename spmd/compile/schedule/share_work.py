@@ -43,7 +43,7 @@ from spmd.transport.shm.plan import Clear, Copy, Memory, Place, Read, Reduce
 
 # Work that is shorter stays with each device: a meeting of threads takes about as long.
 LEAST_SECONDS = 2e-6
-# What a call of Python takes at least.
+# The least time of a call of Python.
 HOST_SECONDS = 5e-6
 
 # A position of the mesh has the same value as another one if both have the same number here: the

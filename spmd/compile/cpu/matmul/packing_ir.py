@@ -99,7 +99,7 @@ def panels_text(v: Vectors) -> str:
 def _copy(f: Function, v: Vectors, source: str) -> None:
     """Copy rows to as many panels as they reach over, `target stride` wide and `i stride` apart.
 
-    A row is read from end to end, as memory likes it, whatever the panels are.
+    A row is read from end to end, which suits the memory, for panels of any width.
     """
     origin, panel_stride, k_stride, width, depth, target, target_stride = f.params
     stored, nbytes = STORED[source], NBYTES[source]

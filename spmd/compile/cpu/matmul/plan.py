@@ -83,7 +83,7 @@ _STREAMED_C = 2**18
 # The bytes that stay in the L2 cache.
 _NEAR_BYTES = 2**20
 # A product as shallow as this, in bytes of a row of A, mostly writes C: in whole rows, a few tiles
-# of them at a time, as memory likes it (1024 x 16 x 1024 on a core: 315 us, 365 in columns).
+# of them at a time, which suits the memory (1024 x 16 x 1024 on a core: 315 us, 365 in columns).
 _SHALLOW = 256
 _SHALLOW_TILES = 2
 _LONG_ROW = 2048

@@ -156,7 +156,7 @@ def make_entry_point(
         numbers += [result.word, result.owner, id(result.aval), id(result.sharding)]
     for home, word in results.blocks:
         numbers += [id(home), word]
-    # What native code knows by address only; the function holds it by its `__self__`.
+    # Objects that native code knows by address only; the function holds them by its `__self__`.
     words_of_entry_point = np.array([*numbers, *into, *out], np.int64).tobytes()
     me = (words_of_entry_point, program, fixed, fail, given, results, kept_trees, kept)
     return make_builtin("spmd_entry_point", entry_point_code(), me)

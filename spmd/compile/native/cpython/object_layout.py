@@ -82,7 +82,7 @@ def tree_layout() -> TreeLayout | None:
 # Numbers of the size of addresses: two digits of 30 bits each.
 DIGIT_BITS = 30
 _SAMPLES = tuple((high << DIGIT_BITS) | 0x2345678 for high in (0x1234, 0x5678, 0x9ABCD))
-# What no int says of itself.
+# A value that no int has.
 NEVER = -1
 
 

@@ -298,7 +298,7 @@ class Branch(Generic[P, S]):
 class Once(Generic[S]):
     """Run `body` on those of the present devices that are in `devices`, for all others too.
 
-    What it writes is in memory that is shared with the others: they wait for it, as for a
+    Its results are in memory that is shared with the others: they wait for it, as for a
     collective.
     """
 

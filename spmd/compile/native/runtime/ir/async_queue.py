@@ -200,8 +200,8 @@ def _start(f: Function) -> None:
 def _submit(f: Function, job: Ptr) -> None:
     """spmd_queue_submit(job): put a job behind the others, and its number into it.
 
-    Not Python does that: an interrupt between the two would leave a job that runs without one. No
-    more than RING_JOBS may be under way; the first call of all must not meet another.
+    Both steps are native: an interrupt between two steps in Python would leave a running job
+    without a number. At most RING_JOBS may be under way. The very first call must be alone.
     """
     with f.if_(_number(f, STARTED).equals(0)):
         f.call("start_serving", "void")
