@@ -430,3 +430,30 @@ def custom_jvp_whose_rule_changes_the_shape():
     f = spmd.custom_jvp(lambda x: jnp.sum(x))
     f.defjvp(lambda primals, tangents: (jnp.sum(primals[0]), tangents[0]))
     return spmd.jvp(f, (jnp.ones(3),), (jnp.ones(3),))
+
+
+@mistake("slips")
+def update_in_place_at():
+    x = jnp.ones(3)
+    x.at[0] += 5  # type: ignore[operator]
+    return x
+
+
+@mistake("slips")
+def place_in_an_array_as_a_value():
+    return jnp.ones(3).at[0] * 2  # type: ignore[operator]
+
+
+@mistake("slips")
+def view_for_reshape():
+    return jnp.ones((2, 3)).view(-1)
+
+
+@mistake("slips")
+def count_that_is_no_integer():
+    return jnp.linspace(0, 1, 2.5)  # type: ignore[arg-type]
+
+
+@mistake("slips")
+def classes_that_are_no_integer():
+    return spmd.nn.one_hot(jnp.arange(3), 3.0)  # type: ignore[arg-type]

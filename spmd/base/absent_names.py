@@ -6,6 +6,8 @@ advice. Names that JAX itself removed stand here too, for older programs.
 
 from __future__ import annotations
 
+import sys
+
 _PALLAS = "there are no kernels by hand: the compiler makes its own"
 _NUMPY_LEFT = "NumPy and JAX removed it; use"
 
@@ -74,7 +76,20 @@ def missing(package: str, name: str) -> AttributeError:
         text += "; import it: import spmd.experimental"
     elif path in ADVICE:
         text += f"; {ADVICE[path].replace('`', '')}"
+    elif close := _like(package, name):
+        text += f". Did you mean {close!r}?"
     return AttributeError(text, name=name)
+
+
+def _like(package: str, name: str) -> str | None:
+    """The public name of a package that a misspelt one is most like; None if none is near."""
+    if name.startswith("_"):
+        return None
+    import difflib  # for mistakes alone
+
+    names = [known for known in dir(sys.modules[package]) if not known.startswith("_")]
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    return found[0] if found else None
 
 
 def table() -> str:

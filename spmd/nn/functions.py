@@ -5,7 +5,6 @@ All subtract the maximum before they exponentiate, so nothing overflows.
 
 from __future__ import annotations
 
-import operator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -30,6 +29,7 @@ from spmd.numpy.promotion import (
     promote_args_inexact,
     select,
     user_dtype,
+    whole_number,
 )
 from spmd.numpy.reductions import Axis, canonical_axes, canonical_axis, keep_dims
 from spmd.numpy.reductions import max as _max
@@ -233,7 +233,7 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> A
         raise ArgumentError(f"one_hot: x must be real numbers, got {typeof(x)}")
     if dtypes.is_bool(typeof(x).dtype):
         x = lax.convert_element_type(x, np.int32)
-    count = operator.index(num_classes)
+    count = whole_number("one_hot", "num_classes", num_classes)
     found = default_float() if dtype is None else user_dtype(dtype, "one_hot")
     shape = typeof(x).shape
     d = canonical_axis(axis, len(shape) + 1, "one_hot")

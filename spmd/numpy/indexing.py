@@ -9,7 +9,7 @@ others are scatters.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -184,6 +184,15 @@ class IndexUpdateRef:
 
     def __repr__(self) -> str:
         return f"IndexUpdateRef({self.array!r}, {self.index!r})"
+
+    def _refuse(self, *args: Any) -> NoReturn:
+        raise MutationError(
+            f"{current_source()}: x.at[i] is a place in an array, not a value: x[i] reads it, and "
+            "x = x.at[i].set(v), .add(v), .multiply(v), .min(v) or .max(v) makes a changed copy"
+        )
+
+    __call__ = __iadd__ = __isub__ = __imul__ = __itruediv__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
 
     def get(
         self,

@@ -220,6 +220,11 @@ def _view(self: Any, dtype: Any = None, type: None = None) -> Any:
         )
     if dtype is None:
         return self
+    if isinstance(dtype, (int, tuple)):
+        raise ArgumentError(
+            f"{current_source()}: view: {dtype!r} is no dtype; x.view(dtype) reads the same bits "
+            f"as another dtype, and x.reshape({dtype!r}) gives another shape"
+        )
     found = user_dtype(dtype, "view")
     old, new = self.dtype.itemsize, found.itemsize
     if found == self.dtype:

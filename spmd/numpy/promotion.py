@@ -8,6 +8,7 @@ common dtype, and scalars stay rank 0.
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -17,7 +18,7 @@ import numpy as np
 from spmd import lax
 from spmd.base import dtypes
 from spmd.base.config import config
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError, SpmdError
 from spmd.base.key_dtypes import visible
 from spmd.base.source import current_source
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
@@ -55,6 +56,19 @@ def _advice(x: Any) -> str:
     if isinstance(x, (list, tuple)):
         return f" Convert the {type(x).__name__} first: asarray(...)"
     return ""
+
+
+def whole_number(name: str, argument: str, value: Any) -> int:
+    """An argument that must be an integer, such as a size; the error names it."""
+    try:
+        return operator.index(value)
+    except SpmdError:  # a traced value, whose own error says more
+        raise
+    except TypeError:
+        raise ArgumentError(
+            f"{current_source()}: {name}: {argument}={value!r} must be an integer, got "
+            f"{type(value).__name__}"
+        ) from None
 
 
 def plain(x: Any) -> Any:

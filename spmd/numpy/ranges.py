@@ -5,7 +5,6 @@ Their lengths are shapes, so their arguments must be concrete numbers.
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from spmd.numpy.promotion import (
     optional_dtype,
     plain,
     result_type,
+    whole_number,
 )
 from spmd.sharding.array import Array, ArrayLike
 
@@ -113,7 +113,7 @@ def linspace(
     Array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)
     """
     check_arraylike("linspace", start, stop)
-    num = operator.index(num)
+    num = whole_number("linspace", "num", num)
     if num < 0:
         raise ArgumentError(f"linspace: num={num} must not be negative")
     found = optional_dtype(dtype, "linspace") or dtypes.to_inexact(result_type(start, stop))

@@ -50,3 +50,13 @@ def test_other_names_have_the_plain_error():
 def test_submodules_are_to_be_imported(run_python):
     done = run_python(["-c", "import spmd; spmd.experimental"])
     assert "import it: import spmd.experimental" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [("numpy.arrange", "arange"), ("lax.fori_lop", "fori_loop"), ("gard", "grad")],
+)
+def test_misspelt_names_are_recognised(path: str, meant: str):
+    with pytest.raises(AttributeError, match=f"Did you mean '{meant}'\\?$"):
+        found(path)
+    assert not hasattr(spmd.numpy, "__arange__")
