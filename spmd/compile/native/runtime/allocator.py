@@ -108,37 +108,6 @@ class Block:
         return np.ndarray(shape, dtype, memory, offset)
 
 
-class Adopted:
-    """Memory that belongs to another object (a NumPy array), kept alive by this one."""
-
-    __slots__ = ("__weakref__", "address", "capacity", "owner")
-
-    def __init__(self, owner: np.ndarray):
-        self.owner = owner
-        self.address: int = owner.__array_interface__["data"][0]
-        self.capacity = owner.nbytes
-
-    def view(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
-        """A read-only C-contiguous array over the adopted memory."""
-        flat = self.owner.reshape(-1).view(np.uint8)
-        dtype = np.dtype(dtype)
-        needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        result = flat[offset : offset + needed].view(dtype).reshape(shape)
-        result.flags.writeable = False
-        return result
-
-
-def adopt(array: np.ndarray) -> Adopted | None:
-    """Take over a NumPy array without a copy, or None where only a copy will do.
-
-    The array must be C-contiguous, aligned to its elements and in native byte order. The caller
-    must know that the array is not written to any more.
-    """
-    if array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative:
-        return Adopted(array)
-    return None
-
-
 # ---- the allocator -----------------------------------------------------------------------------
 
 # Classes by capacity, and by requested size as a shortcut past the arithmetic.

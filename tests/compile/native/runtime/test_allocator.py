@@ -1,4 +1,4 @@
-"""The recycling allocator: sizes, reuse, lifetimes, adoption, threads."""
+"""The recycling allocator: sizes, reuse, lifetimes, threads."""
 
 import gc
 import itertools
@@ -12,8 +12,6 @@ from spmd.compile.native.runtime import allocator
 from spmd.compile.native.runtime.allocator import (
     ALIGNMENT,
     LARGE,
-    Adopted,
-    adopt,
     alloc,
     size_class,
     trim,
@@ -101,40 +99,6 @@ def test_large_blocks_are_bounded_in_total(monkeypatch):
     blocks = [alloc(5 * LARGE) for _ in range(3)] + [alloc(6 * LARGE) for _ in range(3)]
     del blocks
     assert 10 * LARGE <= allocator.waiting_bytes() <= 16 * LARGE
-
-
-def test_adoption_shares_memory_and_keeps_the_array():
-    array = np.arange(12, dtype=np.float32).reshape(3, 4)
-    adopted = adopt(array)
-    assert isinstance(adopted, Adopted)
-    assert adopted.address == array.__array_interface__["data"][0]
-    assert adopted.capacity == 48
-    view = adopted.view((12,), np.float32)
-    del array, adopted
-    gc.collect()
-    assert view.tolist() == list(range(12))
-    with pytest.raises(ValueError, match="read-only"):
-        view[0] = 1
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros((3, 4)).T,
-        np.zeros(8)[::2],
-        np.zeros(9, np.uint8)[1:].view(np.float64),
-        np.zeros(4, np.dtype(np.float32).newbyteorder()),
-    ],
-    ids=["transposed", "strided", "unaligned", "byte-swapped"],
-)
-def test_memory_that_cannot_be_adopted_is_refused(array):
-    assert adopt(array) is None
-
-
-def test_a_read_only_array_is_adopted():
-    array = np.ones(3)
-    array.flags.writeable = False
-    assert isinstance(adopt(array), Adopted)
 
 
 def test_threads_share_the_lists():
