@@ -8,9 +8,8 @@ import numpy as np
 
 from spmd.base.util import canonical_dim
 from spmd.collectives.groups import (
-    NO_IMPL,
-    NOT_PARTITIONED,
     Groups,
+    collective,
     group_size,
     in_groups,
     make_varying,
@@ -23,7 +22,7 @@ from spmd.collectives.groups import (
     stack_rows,
 )
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.primitive import Primitive, linear
+from spmd.core.primitive import Primitive
 from spmd.core.structural import broadcast_leading, move_dim, reshape
 from spmd.core.trace import unchanged
 from spmd.lax.concatenate import concatenate
@@ -122,14 +121,10 @@ def _transpose(ct: Any, x: Any, *, axes: Any, groups: Any, dim: int, size: int, 
 # all_gather and reduce_scatter are each other's transpose; the second file puts itself here.
 transposes: dict[str, Primitive] = {}
 
-all_gather_p = Primitive(
+all_gather_p = collective(
     "all_gather",
     abstract=_abstract,
-    impl=NO_IMPL,
-    jvp=linear,
     transpose=_transpose,
     batch=_batch,
-    dims=NOT_PARTITIONED,
-    axes=lambda params: params["axes"],
     members=_members,
 )

@@ -14,9 +14,8 @@ from spmd.base.errors import ShapeError
 from spmd.base.source import current_source
 from spmd.base.util import canonical_dim
 from spmd.collectives.groups import (
-    NO_IMPL,
-    NOT_PARTITIONED,
     Groups,
+    collective,
     group_size,
     in_groups,
     make_varying,
@@ -29,7 +28,6 @@ from spmd.collectives.groups import (
     stack_rows,
 )
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.primitive import Primitive, linear
 from spmd.core.structural import move_dim, permute_dims, reshape
 from spmd.lax.concatenate import concatenate
 from spmd.lax.slicing import slice_in_dim
@@ -147,14 +145,10 @@ def _batch(
     return stack_rows(out_of_groups(parts, groups)), 0
 
 
-all_to_all_p = Primitive(
+all_to_all_p = collective(
     "all_to_all",
     abstract=lambda x, **_: x.strip_weak(),
-    impl=NO_IMPL,
-    jvp=linear,
     transpose=lambda ct, x, **params: [all_to_all_p.bind(ct, **params)],
     batch=_batch,
-    dims=NOT_PARTITIONED,
-    axes=lambda params: params["axes"],
     members=_members,
 )

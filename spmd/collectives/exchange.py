@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from spmd.collectives.groups import (
-    NO_IMPL,
-    NOT_PARTITIONED,
+    collective,
     make_varying,
     names_of,
     only_axis,
@@ -23,7 +22,6 @@ from spmd.collectives.groups import (
 )
 from spmd.collectives.rectangles import Copies, Copy
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.primitive import Primitive, linear
 from spmd.core.structural import broadcast_leading, move_dim, reduce_sum, zeros_like_aval
 from spmd.lax.dynamic import dynamic_update_slice
 from spmd.lax.slicing import slice as slice_of
@@ -112,14 +110,10 @@ def _abstract(x: ShapedArray, *, axes: Any, copies: Copies, shape: Any) -> Shape
     return x.update(shape=shape)
 
 
-exchange_p = Primitive(
+exchange_p = collective(
     "exchange",
     abstract=_abstract,
-    impl=NO_IMPL,
-    jvp=linear,
     transpose=_transpose,
     batch=_batch,
-    dims=NOT_PARTITIONED,
-    axes=lambda params: params["axes"],
     members=_members,
 )

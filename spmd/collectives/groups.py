@@ -15,7 +15,7 @@ from spmd.base.source import current_source
 from spmd.base.tree import keystr, tree_map_with_path
 from spmd.core.aval import typeof
 from spmd.core.axis import axis_frame, axis_names, size_of, vma_hooks
-from spmd.core.primitive import Refused
+from spmd.core.primitive import Primitive, Refused, linear
 from spmd.core.structural import broadcast_leading, to_front
 from spmd.lax.concatenate import concatenate
 from spmd.lax.slicing import index_in_dim
@@ -26,6 +26,18 @@ NO_IMPL = Refused(
     "a collective works between devices; call it inside pmap, shard_map or vmap(axis_name=...)"
 )
 NOT_PARTITIONED = Refused("a collective is what partitioning makes; it is not partitioned again")
+
+
+def collective(name: str, *, jvp: Any = linear, **rules: Any) -> Primitive:
+    """A primitive that moves data between the devices along the axes of its parameter `axes`."""
+    return Primitive(
+        name,
+        impl=NO_IMPL,
+        jvp=jvp,
+        dims=NOT_PARTITIONED,
+        axes=lambda params: params["axes"],
+        **rules,
+    )
 
 
 def device_groups(

@@ -13,8 +13,7 @@ from spmd.base.source import current_source
 from spmd.base.tree import tree_map
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.groups import (
-    NO_IMPL,
-    NOT_PARTITIONED,
+    collective,
     make_varying,
     map_leaves,
     names_of,
@@ -24,7 +23,6 @@ from spmd.collectives.groups import (
 )
 from spmd.core.aval import typeof
 from spmd.core.axis import size_of
-from spmd.core.primitive import Primitive, linear
 from spmd.core.structural import zeros_like_aval
 from spmd.lax.slicing import index_in_dim
 
@@ -137,14 +135,10 @@ def _transpose(ct: Any, x: Any, *, axes: Any, perm: Any) -> Any:
     return [ppermute_p.bind(ct, axes=axes, perm=back)]
 
 
-ppermute_p = Primitive(
+ppermute_p = collective(
     "ppermute",
     abstract=lambda x, *, axes, perm: x,
-    impl=NO_IMPL,
-    jvp=linear,
     transpose=_transpose,
     batch=_batch,
-    dims=NOT_PARTITIONED,
-    axes=lambda params: params["axes"],
     members=_members,
 )

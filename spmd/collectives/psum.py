@@ -14,9 +14,8 @@ from spmd.base.source import current_source
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.axis import axis_index
 from spmd.collectives.groups import (
-    NO_IMPL,
-    NOT_PARTITIONED,
     Groups,
+    collective,
     group_size,
     in_groups,
     make_varying,
@@ -266,15 +265,12 @@ def _extreme_jvp(prim_of: Callable[[], Primitive]) -> Callable[..., Any]:
 
 
 def _reduction(name: str, batch: Any, members: Any, jvp: Any, transpose: Any) -> Primitive:
-    prim = Primitive(
+    prim = collective(
         name,
         abstract=lambda x, *, axes, groups: x.strip_weak(),
-        impl=NO_IMPL,
         jvp=jvp,
         transpose=transpose,
         batch=batch,
-        dims=NOT_PARTITIONED,
-        axes=lambda params: params["axes"],
         vma=reduced_vma,
         members=members,
     )

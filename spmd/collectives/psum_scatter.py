@@ -14,9 +14,8 @@ from spmd.base.util import canonical_dim
 from spmd.collectives.all_gather import all_gather_p, transposes
 from spmd.collectives.axis import unvary
 from spmd.collectives.groups import (
-    NO_IMPL,
-    NOT_PARTITIONED,
     Groups,
+    collective,
     group_size,
     in_groups,
     make_varying,
@@ -29,7 +28,6 @@ from spmd.collectives.groups import (
     stack_rows,
 )
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.primitive import Primitive, linear
 from spmd.core.structural import move_dim
 from spmd.lax.arithmetic import add
 from spmd.lax.slicing import index_in_dim, slice_in_dim
@@ -142,15 +140,11 @@ def _transpose(ct: Any, x: Any, *, axes: Any, **params: Any) -> Any:
     return [unvary(whole, tuple(a for a in axes if a in terms))]
 
 
-reduce_scatter_p = Primitive(
+reduce_scatter_p = collective(
     "reduce_scatter",
     abstract=_abstract,
-    impl=NO_IMPL,
-    jvp=linear,
     transpose=_transpose,
     batch=_batch,
-    dims=NOT_PARTITIONED,
-    axes=lambda params: params["axes"],
     members=_members,
 )
 transposes["all_gather"] = reduce_scatter_p
