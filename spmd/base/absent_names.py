@@ -42,6 +42,17 @@ GROUPS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("ffi",), "foreign functions of XLA can't run here; use `spmd.pure_callback`"),
     (("experimental.pallas", "experimental.mosaic"), _PALLAS),
     (("experimental.jax2tf",), "use `spmd.export`"),
+    (("experimental.rnn",), "there is no cuDNN; write the recurrence with `spmd.lax.scan`"),
+    (("experimental.buffer_callback",), "use `spmd.pure_callback`"),
+    (
+        ("experimental.scheduling_groups", "experimental.control_deps", "experimental.fused"),
+        "leave it out: the compiler fuses and orders operations itself",
+    ),
+    (("experimental.topologies", "experimental.profiler"), "there is no XLA here"),
+    (
+        ("experimental.transfer", "experimental.array_serialization"),
+        "use `spmd.checkpoints`, which writes arrays over several devices to files",
+    ),
     (("experimental.stax",), "use `spmd.example_libraries`"),
     (("experimental.optimizers",), "use `spmd.example_libraries`"),
     (("random.KeyArray",), "use `spmd.Array`; `spmd.dtypes.prng_key` is the kind of their dtypes"),
