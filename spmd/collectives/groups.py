@@ -17,6 +17,7 @@ from spmd.core.aval import typeof
 from spmd.core.axis import axis_frame, axis_names, size_of, vma_hooks
 from spmd.core.primitive import Primitive, Refused, linear
 from spmd.core.structural import broadcast_leading, to_front
+from spmd.core.trace import Tracer
 from spmd.lax.concatenate import concatenate
 from spmd.lax.slicing import index_in_dim
 
@@ -104,6 +105,8 @@ def names_of(axis_name: Any) -> tuple[Any, ...]:
 
 def map_leaves(one: Callable[[Any], Any], x: Any) -> Any:
     """`one` of each leaf of a pytree; its errors name the leaf's path."""
+    if isinstance(x, Tracer):
+        return one(x)
     before = state.operand
 
     def named(path: Any, leaf: Any) -> Any:

@@ -181,12 +181,12 @@ def dce(jaxpr: Jaxpr, used_outs: Sequence[bool]) -> tuple[Jaxpr, list[bool]]:
     still uses.
     """
     outvars = [v for v, used in zip(jaxpr.outvars, used_outs, strict=True) if used]
-    live: set[Any] = {v for v in outvars if isinstance(v, Var)}
+    live: set[Any] = set(outvars)  # literals among them do no harm
     kept: list[Eqn] = []
     for eqn in reversed(jaxpr.eqns):
-        if eqn.effects or any(v in live for v in eqn.outvars):
+        if eqn.effects or not live.isdisjoint(eqn.outvars):
             kept.append(eqn)
-            live.update(v for v in eqn.invars if isinstance(v, Var))
+            live.update(eqn.invars)
     smaller = jaxpr.replace(eqns=kept[::-1], outvars=outvars)
     return smaller, [v in live for v in jaxpr.invars]
 

@@ -7,6 +7,7 @@ split alike.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from spmd.base.config import config
@@ -60,8 +61,8 @@ def kind_of(eqn: Eqn) -> Kind:
             params = {"spec": params["spec"]}
         key = (
             eqn.prim,
-            tuple([atom.aval for atom in eqn.invars]),
-            tuple([v.aval for v in eqn.outvars]),
+            tuple(map(_aval_of, eqn.invars)),
+            tuple(map(_aval_of, eqn.outvars)),
             tuple(params.items()),
             config.enable_x64,
         )
@@ -78,6 +79,7 @@ def kind_of(eqn: Eqn) -> Kind:
 
 
 _kinds: dict[Any, Kind] = {}
+_aval_of = attrgetter("aval")
 
 
 def new_kind(eqn: Eqn) -> Kind:

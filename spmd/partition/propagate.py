@@ -30,7 +30,7 @@ from spmd.lax.control_while import while_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.partition.accumulating import added_up, addends
 from spmd.partition.kinds import Groups, Kind, kind_of
-from spmd.partition.rules import CHANGES_RANK, CONTRACTS, KEPT, LEVELS, RENAMES
+from spmd.partition.rules import CHANGES_RANK, CONTRACTS, LEVELS, RENAMES
 from spmd.partition.strategies.rolling import rolls_of
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array
@@ -355,16 +355,6 @@ def _uses(jaxpr: Jaxpr) -> dict[Var, int]:
     return found
 
 
-def called_jaxpr(eqn: Eqn) -> ClosedJaxpr | None:
-    """The jaxpr that a call stands for; attention is partitioned as it is.
-
-    So is a function with a partition of its own.
-    """
-    if eqn.prim is custom_partitioning_p:
-        return None
-    return None if eqn.prim in KEPT and eqn.prim.inline is None else eqn.stands_for()
-
-
 # ---- building ----------------------------------------------------------------------------------
 
 
@@ -417,13 +407,6 @@ class Plan:
         build = _STRUCTURAL.get(eqn.prim)
         if build is not None:
             build(self, scope, k, eqn, given)
-            return
-        call = called_jaxpr(eqn)
-        if call is not None:
-            inner = self.scope(call, given)
-            scope.inner[k] = [inner]
-            outs = [inner.of(atom) for atom in call.jaxpr.outvars]
-            scope.cells.update(zip(eqn.outvars, outs, strict=True))
             return
         for var in eqn.outvars:
             cell = cells[var] = Cell(var.aval)

@@ -12,7 +12,7 @@ from typing import Any
 
 from spmd.collectives.member_dims import member_dims
 from spmd.core.aval import ShapedArray
-from spmd.core.ir import Eqn
+from spmd.core.ir import ClosedJaxpr, Eqn
 from spmd.core.primitive import Dims, Primitive, dims, is_refused
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reduce_sum_p, reshape_p
 from spmd.lax.array import iota_p, rev_p, squeeze_p
@@ -113,6 +113,16 @@ def rule_of(eqn: Eqn, windows: Windows) -> Dims | None:
     if eqn.prim in INDEXING:
         found = indexed_rule(eqn, found)
     return halo_rule(found, windows)
+
+
+def called_jaxpr(eqn: Eqn) -> ClosedJaxpr | None:
+    """The jaxpr that a call stands for; attention is partitioned as it is.
+
+    So is a function with a partition of its own.
+    """
+    if eqn.prim is custom_partitioning_p:
+        return None
+    return None if eqn.prim in KEPT and eqn.prim.inline is None else eqn.stands_for()
 
 
 def level_of(prim: Primitive, rule: Dims) -> int:

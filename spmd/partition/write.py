@@ -19,7 +19,9 @@ from spmd.partition.control import STRUCTURAL
 from spmd.partition.equations import write_equation
 from spmd.partition.loops import split_iterations
 from spmd.partition.moves import is_uneven
-from spmd.partition.propagate import Cell, Plan, Scope, Split, called_jaxpr, even
+from spmd.partition.propagate import Cell, Plan, Scope, Split, even
+from spmd.partition.repeats import without_repeats
+from spmd.partition.rules import called_jaxpr
 from spmd.partition.strategies.rolling import Roll, write_roll
 from spmd.partition.unasked import Watch, here, watching
 from spmd.partition.untyped_maps import with_typed_maps
@@ -48,6 +50,7 @@ def partition(
     closed = with_typed_maps(closed, mesh)
     if not _can_partition(closed, mesh):
         return None
+    closed = without_repeats(closed)
     plan = Plan(closed, mesh, uneven)
     jaxpr = closed.jaxpr
     if plans is not None:
@@ -152,6 +155,8 @@ def as_spec(split: Split, in_full: bool = False) -> PartitionSpec:
 
 def _can_partition(closed: ClosedJaxpr, mesh: Mesh) -> bool:
     """Whether all maps of a program are over the mesh, and only calls and checks have effects."""
+    if not closed.jaxpr.effects and shard_map_p.name not in closed.jaxpr.primitives:
+        return True
     nested = closed.jaxpr.nested
     for eqn in closed.eqns:
         prim = eqn.prim
@@ -234,8 +239,6 @@ class _Writer:
             here.watch.eqn = eqn
         if special is not None:
             return special(self.run, scope, k, eqn, operands, scope.sizes)
-        kind = scope.kinds.get(k)
-        if kind is None:  # a call
-            return self.run(scope.inner[k][0], operands)
+        kind = scope.kinds[k]
         cells = [scope.cells[v] for v in eqn.outvars]
         return write_equation(eqn, kind, operands, cells, scope.sizes, scope.grid)
