@@ -23,6 +23,7 @@ from spmd.compile.passes.rewriter import Pass
 from spmd.compile.passes.schedule_updates import schedule_updates
 from spmd.compile.passes.shrink_psums import shrink_psums
 from spmd.compile.passes.simplify import simplify
+from spmd.compile.passes.thin_stacks import thin_stacks
 from spmd.compile.passes.tile_matmul_chains import tile_matmul_chains
 from spmd.compile.passes.widen_small import widen_small
 from spmd.core.check import check_jaxpr
@@ -36,6 +37,7 @@ PASSES: tuple[Pass, ...] = (
     hoist_invariants,  # loop-invariant code motion
     hoist_matmuls,  # the products of all iterations of a loop as one product outside
     simplify,  # constants, identities, equal equations, dead code
+    thin_stacks,  # loops stack only what later loops cannot make for less
     tile_matmul_chains,  # chains of two products by blocks of rows that stay in the caches
     shrink_psums,  # sums over a device's elements, before those over devices
     fuse,  # chains of elementwise work and reductions become one kernel
@@ -48,6 +50,7 @@ PASSES: tuple[Pass, ...] = (
 WORKS_ON: dict[Pass, frozenset[str]] = {
     hoist_invariants: frozenset(("scan", "while")),
     hoist_matmuls: frozenset(("scan",)),
+    thin_stacks: frozenset(("scan",)),
     shrink_psums: frozenset(("psum",)),
 }
 
@@ -58,6 +61,7 @@ PASSES_ACROSS: tuple[Pass, ...] = (
     hoist_invariants,
     hoist_matmuls,
     simplify,
+    thin_stacks,
     tile_matmul_chains,
     shrink_psums,
     combine_psums,  # small sums share one exchange between processes

@@ -131,7 +131,7 @@ class _Rematerializer:
         makers = self.makers.get(id(body))
         if makers is None:
             makers = self.makers[id(body)] = {e.outvars[0]: n for n, e in enumerate(body.eqns)}
-        if value not in makers or not _is_cheap(body.eqns[makers[value]]):
+        if value not in makers or not is_cheap(body.eqns[makers[value]]):
             return None
         readers = [set(found.invars) for k in self.readers[out] if (found := self.eqns[k])]
         outside: dict[Atom, Atom] = dict(zip(body.invars, eqn.invars, strict=True))
@@ -152,7 +152,7 @@ class _Rematerializer:
                 more -= 1
                 continue
             n = makers.get(atom)
-            if n is None or not _is_cheap(body.eqns[n]):
+            if n is None or not is_cheap(body.eqns[n]):
                 return None
             if n not in chosen:
                 chosen.add(n)
@@ -219,7 +219,8 @@ def _is_at_hand(var: Var, readers: Sequence[set[Atom]], out: Var) -> bool:
     return all(var in read for read in readers)
 
 
-def _is_cheap(eqn: Eqn) -> bool:
+def is_cheap(eqn: Eqn) -> bool:
+    """Whether an equation costs less than reading its result, wherever its operands are read."""
     name = eqn.prim.name
     if name == "reshape":
         # Dims of size 1 come and go; others keep their places.
