@@ -1,4 +1,4 @@
-"""Guards of moves between host and devices: what is told of, and what is an error.
+"""Guards of moves between host and devices: which moves are logged, and which are errors.
 
 JAX's levels: `log` and `disallow` speak of implicit moves, the levels `log_explicit` and
 `disallow_explicit` of those that `device_put` and `asarray` make too.

@@ -178,7 +178,7 @@ def values_of(program: Program) -> dict[Source, str]:
     return texts
 
 
-# Of a line that computes a loss and its gradients, say, so many values are told of.
+# So many values are shown of a line that computes many, a loss and its gradients for example.
 _MOST_VALUES = 3
 
 
