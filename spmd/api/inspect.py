@@ -40,6 +40,7 @@ from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Linear
 from spmd.core.stage import trace_to_jaxpr
+from spmd.core.trace import Tracer
 from spmd.core.transpose import backward_pass
 from spmd.sharding.array import Array
 from spmd.sharding.future import Future, asked
@@ -162,15 +163,17 @@ def device_get(x: Any) -> Any:
 
     Shapes and dtypes stay. An array on one device is not copied: the result is a read-only view of
     it. An array over several devices is assembled, which raises `ShardingError` if other processes
-    hold parts of it. Leaves that are no arrays, as numbers, stay as they are, and so do keys.
+    hold parts of it. Leaves that are no arrays, as numbers, stay as they are, and so do keys and
+    what is traced.
 
     >>> spmd.device_get({"w": snp.ones(2)})
     {'w': array([1., 1.], dtype=float32)}
     """
 
     def fetched(leaf: Any) -> Any:
-        is_array = hasattr(leaf, "__array__") and not dtypes.is_key(getattr(leaf, "dtype", None))
-        return np.asarray(leaf) if is_array else leaf
+        if isinstance(leaf, Tracer) or dtypes.is_key(getattr(leaf, "dtype", None)):
+            return leaf
+        return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
 
     return tree_map(fetched, x)
 

@@ -28,7 +28,14 @@ from spmd.sharding.array import Array, alias, filled_up, from_numpy, from_shards
 from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.constraint import as_sharding, constrain, sharding_constraint_p
 from spmd.sharding.explicit_layouts import to_auto_p
-from spmd.sharding.named import Format, NamedSharding, PmapSharding, Sharding, without_layout
+from spmd.sharding.named import (
+    Format,
+    NamedSharding,
+    PmapSharding,
+    Sharding,
+    SingleDeviceSharding,
+    without_layout,
+)
 from spmd.sharding.operand_layouts import guards_moves, spec_over
 from spmd.sharding.spec import Mesh, PartitionSpec
 
@@ -101,7 +108,7 @@ def _put(name: str, x: Any, place: Any) -> Any:
             return x
         return from_numpy(to_numpy(x), typeof(x), place)
     if isinstance(place, Sharding):
-        if isinstance(x, Array) and x.sharding == place:
+        if isinstance(x, Array) and x.sharding == place and x.committed:
             return x
         aval = typeof(x)
         _check_placing(f"device_put: {name}", aval.shape, place)
@@ -354,6 +361,7 @@ def make_array_from_process_local_data(
     what = "make_array_from_process_local_data"
     shardings = broadcast_prefix(sharding, local_data, f"{what}: sharding", _is_place)
     shapes = broadcast_prefix(global_shape, local_data, f"{what}: global_shape", _is_shape)
+    shardings = [SingleDeviceSharding(s) if isinstance(s, Device) else s for s in shardings]
     for place in shardings:
         if not isinstance(place, Sharding):
             raise ArgumentError(f"{current_source()}: {what}: {place!r} is not a sharding")

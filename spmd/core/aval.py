@@ -383,6 +383,8 @@ class ShapeDtypeStruct:
         weak_type: bool = False,
         manual_axis_type: ManualAxisType | None = None,
     ):
+        if dtype is None:
+            raise ArgumentError("ShapeDtypeStruct: dtype is None, and must be given")
         self.shape = tuple(shape)
         self.dtype = visible(np.dtype(dtype))
         if sharding is not None:
@@ -406,7 +408,8 @@ class ShapeDtypeStruct:
     def like(x: Any) -> ShapeDtypeStruct:
         """The structure that stands for an array: its shape, dtype, weak type and sharding."""
         aval = typeof(x)
-        sharding = x.sharding if getattr(x, "committed", False) else aval.explicit
+        # Arrays of ours have `shards`; a traced value lies nowhere.
+        sharding = x.sharding if hasattr(x, "shards") and x.committed else aval.explicit
         return ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
 
     def __eq__(self, other: object) -> bool:

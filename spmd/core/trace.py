@@ -18,6 +18,7 @@ import spmd.base.context as context
 from spmd.base import dtypes
 from spmd.base.context import current_trace
 from spmd.base.errors import (
+    ArgumentError,
     ConcretizationError,
     MutationError,
     TracerArrayConversionError,
@@ -26,7 +27,7 @@ from spmd.base.errors import (
     UnexpectedTracerError,
 )
 from spmd.base.source import UNKNOWN, Source, current_source
-from spmd.core.aval import HasAval, ShapedArray, register_array_type, typeof
+from spmd.core.aval import HasAval, ShapedArray, ShapeDtypeStruct, register_array_type, typeof
 from spmd.core.primitive import Primitive
 
 __all__ = ["EvalTrace", "Trace", "Tracer", "current_trace", "full_lower", "set_eager"]
@@ -124,10 +125,55 @@ class Tracer(HasAval):
         return np.asarray(value, *args, **kwargs)
 
     def item(self, *args: Any) -> Any:
-        return self._need(ConcretizationError, "a Python scalar", _STATIC_ADVICE).item(*args)
+        value = self._need(ConcretizationError, "a Python scalar", _STATIC_ADVICE)
+        return np.asarray(value).item(*args)
 
     def tolist(self) -> Any:
-        return self._need(ConcretizationError, "a Python list", _STATIC_ADVICE).tolist()
+        value = self._need(ConcretizationError, "a Python list", _STATIC_ADVICE)
+        return np.asarray(value).tolist()
+
+    def tobytes(self, order: Any = "C") -> bytes:
+        raise ConcretizationError(_concretization_message(self, "bytes", _STATIC_ADVICE))
+
+    def __dlpack__(self, **options: Any) -> Any:
+        what = "memory of another library"
+        raise ConcretizationError(_concretization_message(self, what, _ARRAY_ADVICE))
+
+    def __reduce__(self) -> Any:
+        raise ConcretizationError(_concretization_message(self, "a pickle", _ARRAY_ADVICE))
+
+    # -- where an array's memory or place is meant, which a traced value has none of --
+
+    committed = property(lambda self: self._unplaced("committed"))
+    addressable_shards = property(lambda self: self._unplaced("addressable_shards"))
+    global_shards = property(lambda self: self._unplaced("global_shards"))
+    is_fully_addressable = property(lambda self: self._unplaced("is_fully_addressable"))
+    is_fully_replicated = property(lambda self: self._unplaced("is_fully_replicated"))
+
+    def devices(self) -> Any:
+        self._unplaced("devices()")
+
+    def is_deleted(self) -> Any:
+        self._unplaced("is_deleted()")
+
+    def delete(self) -> None:
+        self._unplaced("delete()")
+
+    def addressable_data(self, index: int) -> Any:
+        self._unplaced("addressable_data()")
+
+    def on_device_size_in_bytes(self) -> int:
+        self._unplaced("on_device_size_in_bytes()")
+
+    def unsafe_buffer_pointer(self) -> int:
+        self._unplaced("unsafe_buffer_pointer()")
+
+    def _unplaced(self, what: str) -> NoReturn:
+        raise ConcretizationError(
+            f"{current_source()}: {what} is asked of a traced value, which lies nowhere before the "
+            f"program runs: {self!r}.\n{self.where_from()}Ask it of the argument or of the result, "
+            "outside of the transformed function."
+        )
 
     def __len__(self) -> int:
         if not self.aval.shape:
@@ -199,6 +245,11 @@ def to_numpy(x: Any) -> np.ndarray:
     aval = typeof(x)
     if type(x) is int:
         return dtypes.exact_integer(x, aval.dtype)
+    if type(x) is ShapeDtypeStruct:
+        raise ArgumentError(
+            f"{current_source()}: {x} says a shape and a dtype and has no values; eval_shape, "
+            "make_jaxpr, lower and export take it, and computations take arrays"
+        )
     return np.asarray(x) if aval.dtype.names else np.asarray(x, dtype=aval.dtype)
 
 

@@ -233,7 +233,8 @@ def full_like(
     """
     aval = typeof(x)
     shape = aval.shape if shape is None else shape
-    if sharding is None and tuple(shape) == aval.shape and getattr(x, "committed", False):
+    is_placed = not isinstance(x, Tracer) and getattr(x, "committed", False)
+    if sharding is None and tuple(shape) == aval.shape and is_placed:
         is_traced = isinstance(fill_value, Tracer) or context.state.trace is not EVAL
         sharding = None if is_traced or x.is_unreduced else x.sharding
     if dtype is not None:

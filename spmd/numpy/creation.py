@@ -15,7 +15,8 @@ import numpy as np
 from spmd import lax
 from spmd.api import device_put
 from spmd.base import context, dtypes
-from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
+from spmd.base.errors import ArgumentError, ConcretizationError, RefusedError, ShapeError
+from spmd.base.source import current_source
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.explicit import lays_out_result, match_sharding
 from spmd.core.trace import EVAL, Tracer
@@ -73,7 +74,7 @@ def array(
            [3.5, 4. ]], dtype=float32)
     """
     if order not in (None, "K", "C", "A"):
-        raise ArgumentError(f"array: order={order!r}; arrays are row-major here")
+        raise RefusedError(f"array: order={order!r}; arrays are row-major here")
     found = optional_dtype(dtype, "array")
     if isinstance(object, (list, tuple)):
         result = _from_nested(object, found)
@@ -110,6 +111,9 @@ def asarray(
 
 def _from_value(x: Any, dtype: np.dtype | None, copy: bool) -> Any:
     x = plain(x)
+    if dtype is not None and isinstance(x, np.ndarray) and x.dtype.kind in "OM":
+        # Numbers in objects, and dates, are what NumPy makes of them.
+        x = x.astype(dtype)
     if not is_arraylike(x):
         x = _from_foreign(x)
     if dtype is None or dtype == typeof(x).dtype:
@@ -127,9 +131,13 @@ def _from_value(x: Any, dtype: np.dtype | None, copy: bool) -> Any:
 
 
 def exact(x: Any, dtype: np.dtype) -> Any:
-    """`x`; an error if it is a Python integer that integers of `dtype` don't hold."""
+    """`x`; an error if it is a Python integer or complex number that `dtype` doesn't hold."""
     if type(x) is int and dtypes.is_integer(dtype):
         return dtypes.exact_integer(x, dtype)
+    if type(x) is complex and dtype.kind not in "bc":
+        raise ArgumentError(
+            f"{current_source()}: {x!r} is no {dtype.name}; take its .real, .imag or abs() first"
+        )
     return x
 
 
@@ -327,6 +335,8 @@ def full(
     found, value = optional_dtype(dtype, "full"), plain(fill_value)
     if device is not None and found is None:
         found = typeof(value).dtype  # arrays that are placed have no weak type
+    if found is not None:
+        value = exact(value, found)
     return placed(_spread(value, shape, found), device)
 
 

@@ -193,7 +193,8 @@ def fromfunction(function: Any, shape: Any, *, dtype: Any = float, **kwargs: Any
     """
     shape = canonical_shape(shape, "fromfunction")
     grids = [
-        lax.broadcasted_iota(user_dtype(dtype, "fromfunction"), shape, d) for d in range(len(shape))
+        lax.broadcasted_iota(user_dtype(int if dtype is None else dtype, "fromfunction"), shape, d)
+        for d in range(len(shape))
     ]
     return asarray(function(*grids, **kwargs))
 

@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, RefusedError, ShapeError
 from spmd.base.source import current_source
 from spmd.compile.dispatch.eager_cache import cached_binary, cached_index, cached_unary
 from spmd.core.aval import is_arraylike, typeof
 from spmd.numpy import (
     creation,
     floats,
+    joining,
     logic,
     manipulation,
     products,
@@ -212,7 +214,10 @@ def _to_device(self: Any, device: Any, *, stream: None = None) -> Any:
 
 
 def _view(self: Any, dtype: Any = None, type: None = None) -> Any:
-    """The same bits read as another dtype; the last dim grows or shrinks accordingly."""
+    """The same bits read as another dtype; the last dim grows or shrinks accordingly.
+
+    Booleans count as bytes, and a complex number as its real and imaginary part.
+    """
     if type is not None:
         raise ArgumentError(
             f"{current_source()}: view: type={type!r} must be None: arrays have one class; "
@@ -226,22 +231,51 @@ def _view(self: Any, dtype: Any = None, type: None = None) -> Any:
             f"as another dtype, and x.reshape({dtype!r}) gives another shape"
         )
     found = user_dtype(dtype, "view")
-    old, new = self.dtype.itemsize, found.itemsize
+    old, new = 8 * self.dtype.itemsize, 8 * found.itemsize
+    if not self.ndim:
+        if old != new:
+            raise ShapeError(
+                f"view: one {self.dtype} is read as one {found} only if both have as many bits, "
+                f"and they have {old} and {new}; give it a dim first: x[None]"
+            )
+        return _reshape(_view(_reshape(self, 1), found), ())
+    if self.shape[-1] * old % new:
+        raise ShapeError(
+            f"view: one {found} has {new} bits, and the last dim of shape {self.shape} has "
+            f"{self.shape[-1]} * {old} = {self.shape[-1] * old}, which is no multiple"
+        )
     if found == self.dtype:
         return self
+    if self.dtype == np.bool_:
+        return _view(_astype(self, np.uint8), found)
+    if dtypes.is_complex(self.dtype):
+        parts = joining.stack([ufuncs.real(self), ufuncs.imag(self)], axis=-1)
+        return _view(_reshape(parts, *self.shape[:-1], self.shape[-1] * 2), found)
+    if found == np.bool_:
+        return _astype(_view(self, np.uint8), found)
+    if dtypes.is_complex(found):
+        parts = _view(self, dtypes.real_of(found))
+        return lax.complex(parts[..., ::2], parts[..., 1::2])
     if old < new:
-        parts = new // old
-        if not self.ndim or self.shape[-1] % parts:
-            raise ShapeError(
-                f"view: {parts} elements of {self.dtype} make one of {found}, so the last dim of "
-                f"shape {self.shape} must be a multiple of {parts}"
-            )
-        self = _reshape(self, *self.shape[:-1], self.shape[-1] // parts, parts)
-        return lax.bitcast_convert_type(self, found)
+        rows = _reshape(self, *self.shape[:-1], self.shape[-1] * old // new, new // old)
+        return lax.bitcast_convert_type(rows, found)
     out = lax.bitcast_convert_type(self, found)
-    if old == new:
-        return out
-    return _reshape(out, *self.shape[:-1], -1) if self.ndim else out
+    return _reshape(out, *self.shape[:-1], self.shape[-1] * old // new) if old > new else out
+
+
+def _byteswap(self: Any) -> Any:
+    """The same elements with their bytes in the opposite order; of a complex number each part's."""
+    if dtypes.is_complex(self.dtype):
+        return lax.complex(_byteswap(ufuncs.real(self)), _byteswap(ufuncs.imag(self)))
+    if self.dtype.itemsize == 1:
+        return creation.copy(self)
+    parts = lax.bitcast_convert_type(self, np.dtype(np.uint8))
+    return lax.bitcast_convert_type(lax.rev(parts, (self.ndim,)), self.dtype)
+
+
+def _flat(self: Any) -> Any:
+    """Refused: an iterator over the elements of an array that cannot be written to."""
+    raise RefusedError("x.flat: arrays have no flat iterator; take x.flatten() or x.ravel()")
 
 
 def _astype(self: Any, dtype: Any, copy: bool = False, device: Any = None) -> Any:
@@ -273,6 +307,7 @@ _PROPERTIES: dict[str, Callable[[Any], Any]] = {
     "real": ufuncs.real,
     "imag": ufuncs.imag,
     "at": _put_at,
+    "flat": _flat,
     "itemsize": lambda self: self.dtype.itemsize,
     "nbytes": lambda self: self.size * self.dtype.itemsize,
 }
@@ -285,6 +320,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "argpartition": sorting.argpartition,
     "argsort": sorting.argsort,
     "astype": _astype,
+    "byteswap": _byteswap,
     "choose": selection.choose,
     "clip": selection.clip,
     "compress": _compress,

@@ -13,7 +13,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, ConcretizationError, DtypeError
+from spmd.base.errors import ArgumentError, ConcretizationError, DtypeArgumentError
 from spmd.core.aval import typeof
 from spmd.core.trace import Tracer
 from spmd.numpy.creation import asarray
@@ -99,7 +99,7 @@ def choose(a: ArrayLike, choices: Any, out: None = None, mode: str = "raise") ->
     a = plain(a)
     count = len(items)
     if not dtypes.is_integer(typeof(a).dtype):
-        raise DtypeError(f"choose: the index must be integers, got {typeof(a)}")
+        raise DtypeArgumentError(f"choose: the index must be integers, got {typeof(a)}")
     if mode == "raise":
         if isinstance(a, Tracer):
             raise ConcretizationError(

@@ -112,7 +112,7 @@ def argsort(
 
 def _along(name: str, a: Any, axis: int | None) -> tuple[Any, int]:
     a = plain(a)
-    if axis is None or (typeof(a).ndim == 0 and axis in (-1, 0)):
+    if axis is None:
         return ravel(a), 0
     return a, canonical_axis(axis, typeof(a).ndim, name)
 

@@ -119,6 +119,7 @@ def to_dlpack(
         raise ArgumentError("__dlpack__: stream must be None for arrays on the CPU")
     if dl_device not in (None, _DLPACK_CPU):
         raise ArgumentError(f"__dlpack__: dl_device={dl_device}: the array is on the CPU, (1, 0)")
+    dlpack_device(self)
     value = np.asarray(self)
     if value.dtype.kind == "V":
         raise DtypeError(f"__dlpack__: the protocol has no {value.dtype.name}")
@@ -131,7 +132,15 @@ def to_dlpack(
 
 
 def dlpack_device(self: Any) -> tuple[int, int]:
-    """The device of the memory, in the words of DLPack: (1, 0) is the CPU."""
+    """The device of the memory, in the words of DLPack: (1, 0) is the CPU.
+
+    Raises a BufferError if several devices hold the array.
+    """
+    if isinstance(self, Array) and self.sharding.num_devices > 1:
+        raise BufferError(
+            f"__dlpack__: {self.sharding.num_devices} devices hold the array, and the protocol "
+            "knows arrays of one; take np.asarray(x), or one of x.addressable_shards"
+        )
     return _DLPACK_CPU
 
 

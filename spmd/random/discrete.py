@@ -72,7 +72,7 @@ def _bound(name: str, value: Any, dtype: np.dtype, sampled: np.dtype) -> tuple[A
     if not is_arraylike(value):
         raise ArgumentError(f"randint: {name} must be an integer, got {value!r}")
     value = plain(value)
-    info, wide = np.iinfo(dtype), np.iinfo(sampled)
+    info, wide = dtypes.iinfo(dtype), dtypes.iinfo(sampled)
     # A narrow dtype is sampled as int32, which also holds the number after its largest.
     most = int(info.max) + (sampled != dtype)
     if isinstance(value, (int, float)):
@@ -80,7 +80,7 @@ def _bound(name: str, value: Any, dtype: np.dtype, sampled: np.dtype) -> tuple[A
         return np.array(clipped, sampled), np.bool_(int(value) > wide.max)
     if not dtypes.is_integer(typeof(value).dtype):
         value = lax.convert_element_type(value, default_int())
-    own = np.iinfo(typeof(value).dtype)
+    own = dtypes.iinfo(typeof(value).dtype)
     beyond = lax.gt(value, np.array(min(wide.max, own.max), own.dtype))
     low, high = max(int(info.min), own.min), min(most, own.max)
     clipped = lax.clamp(np.array(low, own.dtype), value, np.array(high, own.dtype))

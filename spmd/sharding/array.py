@@ -296,8 +296,16 @@ class Array(ArrayMethods):
         return self._numbers("tobytes").tobytes(order)
 
     def __format__(self, spec: str) -> str:
-        as_text = self.shape or self.is_unreduced
-        return str(self) if as_text else format(self._value[()], spec)
+        if self.is_unreduced or (self.shape and not spec):
+            return str(self)
+        return format(self._value if self.shape else self._value[()], spec)
+
+    def __bytes__(self) -> bytes:
+        # What `bytes` reads of the buffer that JAX's arrays are; without it, it would iterate.
+        if self.shards is not None or self.dtype.kind == "V":
+            what = "several devices" if self.shards is not None else str(self.dtype)
+            raise BufferError(f"bytes: an array of {what} is no one buffer; take x.tobytes()")
+        return self.tobytes()
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise MutationError(in_place_message())

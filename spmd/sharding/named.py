@@ -59,6 +59,11 @@ class Sharding:
         return False
 
     @property
+    def has_addressable_devices(self) -> bool:
+        """Whether a device of this process holds a shard."""
+        return bool(self.addressable_devices)
+
+    @property
     def is_fully_addressable(self) -> bool:
         return True
 

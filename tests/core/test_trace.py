@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 
 import numpy as np
@@ -54,6 +55,30 @@ def test_values_are_concrete_under_grad_and_jvp():
 
     assert float(spmd.grad(f)(2.0)) == 4.0
     assert float(spmd.jvp(f, (2.0,), (1.0,))[1]) == 4.0
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.committed,
+        lambda x: x.addressable_shards,
+        lambda x: x.devices(),
+        lambda x: x.is_deleted(),
+        lambda x: x.unsafe_buffer_pointer(),
+        lambda x: x.is_fully_replicated,
+        lambda x: x.tobytes(),
+        lambda x: x.__dlpack__(),
+        pickle.dumps,
+    ],
+)
+@pytest.mark.parametrize("how", [spmd.jit, spmd.grad, spmd.vmap])
+def test_a_traced_value_has_no_memory_or_place(read, how):
+    def f(x):
+        read(x)
+        return x
+
+    with pytest.raises(errors.ConcretizationError, match=r"test_trace\.py"):
+        how(f)(2.0 if how is spmd.grad else V)
 
 
 def test_tracers_look_like_arrays():
