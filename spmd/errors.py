@@ -43,6 +43,7 @@ from spmd.base.errors import (
     TracingError,
     TypePromotionError,
     UnexpectedTracerError,
+    VaryingTypeError,
 )
 
 # The class of a failing program: all errors here that are raised while one runs are RuntimeErrors.

@@ -23,6 +23,8 @@ class _State(threading.local):
         self.operand: str = ""
         # The mesh that `set_mesh` has set, over which results lie that no mesh has touched.
         self.mesh: Any = None
+        # Whether the code of a map must cast values that are to vary alike.
+        self.checks_varying = True
 
 
 # The trace that every thread starts with; core/trace.py puts its `EvalTrace` here.
@@ -65,6 +67,17 @@ class current_trace:
         state.trace = self._before
         if self._begins:
             busy.pop()
+
+
+@contextmanager
+def without_varying_checks() -> Iterator[None]:
+    """Let values vary over more axes where they meet, for code that knows nothing of axes."""
+    before = state.checks_varying
+    state.checks_varying = False
+    try:
+        yield
+    finally:
+        state.checks_varying = before
 
 
 @contextmanager

@@ -111,6 +111,10 @@ class ShardingTypeError(ShardingError):
     """Along an `Explicit` mesh axis, operands do not say how a result is to be laid out."""
 
 
+class VaryingTypeError(ShardingTypeError, TypeError):
+    """Two types must agree and differ in the manual axes over which values vary."""
+
+
 class ConstraintError(ShardingTypeError, AssertionError):
     """Along an `Explicit` mesh axis, a value is laid out otherwise than a constraint says."""
 

@@ -92,6 +92,29 @@ def _found(frame: Any, code: Any) -> Source:
     return source
 
 
+# What lies between a user's call of a loop or conditional and its code.
+_BETWEEN = tuple(
+    os.path.join(PACKAGE_DIR, *path)
+    for path in (("lax", "control"), ("core", "mutable", ""), ("base", ""), ("as_jax", ""))
+)
+
+
+def is_called_by_user() -> bool:
+    """Whether a loop, or a conditional, that is being traced is the user's own, not one of ours.
+
+    The functions of parts of `custom_partitioning` don't count: their user knows no types.
+    """
+    if not state.checks_varying:
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_BETWEEN) and file not in SKIPPED_FILES:
+            return not is_ours(file)
+        frame = frame.f_back
+    return False
+
+
 def current_source(depth: int = 1) -> Source:
     """The innermost frame of the calling stack that is not inside spmd, or its stand-in.
 

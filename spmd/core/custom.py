@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from spmd.base import dtypes
 from spmd.base.context import attributed_to, state
-from spmd.base.errors import GradError, MissingRuleError
+from spmd.base.errors import GradError, MissingRuleError, VaryingTypeError
 from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.base.util import function_name, present_as, split_list
 from spmd.core.aval import is_arraylike, typeof
@@ -23,10 +23,13 @@ from spmd.core.custom_common import (
     check_closure,
     differentiate_now,
     inline_transpose,
+    is_users,
     nondiff_positions,
     positional,
     shown,
     signature_of,
+    sorted_axes,
+    varying_as,
 )
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Zero
@@ -133,6 +136,8 @@ class custom_jvp(Generic[P, R]):
             # Literals of a jaxpr are numbers: a rule gets arrays, as it does of a traced function.
             ins = tree_unflatten(call.in_tree, list(map(unchanged, primals)))
             moves = [shown(t, symbolic) for t in map(unchanged, tangents)]
+            if state.axes and is_users(jvp):
+                moves = [varying_as(t, typeof(x)) for t, x in zip(moves, primals, strict=True)]
             moves = tree_unflatten(call.in_tree, moves)
             with attributed_to(None):
                 pair = jvp(*nondiff, ins, moves)
@@ -149,9 +154,29 @@ class custom_jvp(Generic[P, R]):
                 for x, t in zip(outs, tree.flatten_up_to(tangent, "tangent_out"), strict=True)
             ]
             _match_tangents(call.name, outs, out_tangents)
+            if state.axes and is_users(jvp):
+                _check_varies(call.name, outs, out_tangents)
             return outs, out_tangents
 
         return rule
+
+
+def _check_varies(name: str, outs: Sequence[Any], tangents: Sequence[Any]) -> None:
+    """Raise if in a `shard_map` a tangent varies over other axes than its value."""
+    for k, (x, t) in enumerate(zip(outs, tangents, strict=True)):
+        if isinstance(t, Zero):
+            continue
+        want, got = typeof(x), typeof(t)
+        if want.vma != got.vma and got.dtype != dtypes.float0:
+            lacking = want.vma - got.vma
+            advice = "let out depend on it alike, or make the sum with lax.psum"
+            if lacking:
+                advice = f"use lax.pcast(tangent, {sorted_axes(lacking)}, to='varying')"
+            raise VaryingTypeError(
+                f"the custom jvp rule of {name} returned a tangent {got.short()} for output {k}, "
+                f"which is {want.short()}: both must vary over the same axes of the shard_map; "
+                f"{advice}"
+            )
 
 
 def _match_tangents(name: str, outs: Sequence[Any], tangents: Sequence[Any]) -> None:

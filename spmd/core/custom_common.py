@@ -12,13 +12,15 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.base import dtypes
 from spmd.base.context import current_trace, state
 from spmd.base.errors import ArgumentError, ClosedOverError, GradError, UnexpectedTracerError
 from spmd.base.record import record
-from spmd.base.source import current_source
+from spmd.base.source import current_source, is_ours
 from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
 from spmd.base.util import function_name, unzip2
 from spmd.core.aval import HasAval, ShapedArray, typeof
+from spmd.core.axis import cast_to_vma
 from spmd.core.call import nonzero
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import JVPTrace, instantiate
@@ -28,6 +30,27 @@ from spmd.core.rewrite import hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL
 from spmd.core.transpose import backward_pass
+
+
+def is_users(rule: Callable[..., Any]) -> bool:
+    """Whether a rule is a user's own: rules of ours rely on casts where axes differ."""
+    if not state.checks_varying:
+        return False
+    code = getattr(inspect.unwrap(rule), "__code__", None)
+    return code is None or not is_ours(code.co_filename)
+
+
+def sorted_axes(axes: frozenset[Any]) -> tuple[Any, ...]:
+    """Axes in one order on all ranks."""
+    return tuple(sorted(axes, key=str))
+
+
+def varying_as(x: Any, aval: ShapedArray) -> Any:
+    """A tangent or cotangent as a user's rule gets it: it varies over the axes of its value."""
+    have = typeof(x)
+    if isinstance(x, SymbolicZero) or have.dtype == dtypes.float0 or have.vma >= aval.vma:
+        return x
+    return x if aval.explicit is not None else cast_to_vma(x, have.vma | aval.vma, have.vma)
 
 
 @record

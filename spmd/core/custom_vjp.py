@@ -25,10 +25,13 @@ from spmd.core.custom_common import (
     SymbolicZero,
     check_closure,
     differentiate_now,
+    is_users,
     nondiff_positions,
     positional,
     shown,
     signature_of,
+    sorted_axes,
+    varying_as,
 )
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.structural import reduce_sum
@@ -172,7 +175,10 @@ class _VjpRules:
         # A scalar array may have become a number on its way; what fwd gave as a number stays one.
         kept = zip(residuals, self.constants, strict=True)
         res = tree_unflatten(self.res_tree, [x if c else unchanged(x) for x, c in kept])
+        avals = [ct.aval if isinstance(ct, Zero) else typeof(ct) for ct in cts]
         cts = [shown(ct, self.symbolic) for ct in cts]
+        if state.axes:
+            cts = [varying_as(ct, a) for ct, a in zip(cts, avals, strict=True)]
         with attributed_to(None):
             found = self.bwd(*nondiff, res, tree_unflatten(self.out_tree, cts))
         n = len(call.in_tree.parts)
@@ -272,6 +278,7 @@ def _custom_vjp_batch(
         residuals, outs = split_list(found, counts)
         return residuals, outs
 
+    @functools.wraps(_bwd)
     def bwd(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
         missing: list[bool] = []
         moved = nonzero(cts)
@@ -343,12 +350,46 @@ def _custom_lin_transpose(
     _bwd: Any,
 ) -> Any:
     residuals = operands[:num_res]
+    is_strict = bool(state.axes) and _is_users(_bwd)
+    if is_strict:
+        cts = [
+            ct if isinstance(ct, Zero) else varying_as(ct, a)
+            for ct, a in zip(cts, out_avals, strict=True)
+        ]
     found = _bwd(residuals, cts)
     avals: list[ShapedArray] = [x.aval for x in operands[num_res:] if isinstance(x, Linear)]
     kept = [ct for ct, nz in zip(found, in_nonzero, strict=True) if nz]
+    if is_strict:
+        for k, (ct, aval) in enumerate(zip(kept, avals, strict=True)):
+            _check_varies(name, k, ct, aval)
     return [None] * num_res + [
         Zero(a) if ct is None else match_vma(ct, a) for ct, a in zip(kept, avals, strict=True)
     ]
+
+
+def _is_users(bwd: Any) -> bool:
+    """Whether flat `bwd` is a user's rule, which may be for several examples at once."""
+    while hasattr(bwd, "__wrapped__"):
+        bwd = bwd.__wrapped__
+    rules = getattr(bwd, "__self__", None)
+    return isinstance(rules, _VjpRules) and is_users(rules.bwd)
+
+
+def _check_varies(name: str, k: int, ct: Any, aval: ShapedArray) -> None:
+    """Raise if in a `shard_map` a cotangent varies over other axes than its argument."""
+    if ct is None or isinstance(ct, Zero) or aval.explicit is not None:
+        return
+    got = typeof(ct)
+    if got.vma == aval.vma or got.explicit is not None:
+        return
+    more, fewer = got.vma - aval.vma, aval.vma - got.vma
+    advice = [f"lax.psum(ct, {sorted_axes(more)})"] * bool(more)
+    advice += [f"lax.pcast(ct, {sorted_axes(fewer)}, to='varying')"] * bool(fewer)
+    raise RuleError(
+        f"the bwd rule of {name} returned a cotangent {got.short()} for differentiated argument "
+        f"leaf {k}, which is {aval.short()}: both must vary over the same axes of the shard_map; "
+        f"use {' and '.join(advice)} in it"
+    )
 
 
 def match_vma(ct: Any, aval: ShapedArray) -> Any:

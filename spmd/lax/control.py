@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.base.dtypes import promote
-from spmd.base.errors import PytreeError, ShapeError, ShardingTypeError
-from spmd.base.source import current_source
+from spmd.base.errors import PytreeError, ShapeError, ShardingTypeError, VaryingTypeError
+from spmd.base.source import current_source, is_called_by_user
 from spmd.base.tree import TreeDef, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 from spmd.base.util import function_name
 from spmd.core.argument_names import function_source
@@ -77,6 +77,7 @@ def settle_carry(
                 f"given: given {_user_tree(tree, inside)}, "
                 f"returned {_user_tree(out_tree, inside)}"
             )
+        _check_varies(what, tree, avals, outs, inside)
         wanted = [_carry_type(a, o) for a, o in zip(avals, outs, strict=True)]
         if all(a is w for a, w in zip(avals, wanted, strict=True)):
             _check_carry(what, tree, avals, outs, inside)
@@ -132,6 +133,36 @@ def _check_carry(
             f"{current_source()}: {what}: the body must return a carry of the shapes and dtypes "
             "it is given:\n" + "\n".join(wrong) + "\n" + (_FIXED_SHAPE if grows else _FIXED_DTYPE)
         )
+
+
+def _check_varies(
+    what: str, tree: TreeDef, ins: Sequence[ShapedArray], outs: Sequence[ShapedArray], inside: Any
+) -> None:
+    """Raise if a carry of a user's loop in a `shard_map` comes back with other varying axes."""
+    wrong = [k for k, (i, o) in enumerate(zip(ins, outs, strict=True)) if i.vma != o.vma]
+    if not wrong:
+        return
+    paths = leaf_paths(tree_unflatten(tree, list(range(len(ins)))))
+    outer = "" if inside is None else f"[{inside}]"
+    wrong = [k for k in wrong if paths[k].startswith(outer)]  # what we count, or keep, adapts
+    if not wrong or any(not same_type(ins[k], outs[k]) for k in wrong) or not is_called_by_user():
+        return
+    lines = []
+    for k in wrong:
+        path = paths[k].removeprefix(outer)
+        more, fewer = outs[k].vma - ins[k].vma, ins[k].vma - outs[k].vma
+        advice = [f"pcast(init{path}, {_axes(more)}, to='varying') before the loop"] * bool(more)
+        advice += [f"pcast(result, {_axes(fewer)}, to='varying') in the body"] * bool(fewer)
+        types = f"given {ins[k].short()}, returned {outs[k].short()}"
+        lines.append(f"  carry{path}: {types}; use lax.{' and lax.'.join(advice)}")
+    raise VaryingTypeError(
+        f"{current_source()}: {what}: the body must return a carry that varies over the axes of "
+        "the shard_map over which it is given:\n" + "\n".join(lines)
+    )
+
+
+def _axes(names: frozenset[Any]) -> str:
+    return repr(tuple(sorted(names, key=str)))
 
 
 _FIXED_DTYPE = "Convert the initial value or the result, e.g. with .astype(...)."

@@ -13,8 +13,14 @@ import numpy as np
 
 from spmd.base import dtypes
 from spmd.base.config import config
-from spmd.base.errors import ArgumentError, DtypeError, PytreeError, ShapeError
-from spmd.base.source import current_source
+from spmd.base.errors import (
+    ArgumentError,
+    DtypeError,
+    PytreeError,
+    ShapeError,
+    VaryingTypeError,
+)
+from spmd.base.source import current_source, is_called_by_user
 from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.base.util import split_list
 from spmd.core.aval import ShapedArray, typeof
@@ -167,11 +173,15 @@ def _bind_switch(
     # Devices that disagree about the branch must not meet in a collective inside it, and the
     # transpose of a cast there would be one; so values are cast before the branches begin.
     index_vma = typeof(index).vma
-    flat = [_varying(x, index_vma) for x in flat]
+    flat_given, flat = flat, [_varying(x, index_vma) for x in flat]
     avals = [typeof(x) for x in flat]
     staged = [Staged(f, in_tree, avals) for f in functions]
+    values = (*flat_given, *[c for s in staged for c in s.consts])
+    as_given = all(index_vma <= typeof(x).vma for x in values)
     for s, name in zip(staged[1:], names[1:], strict=True):
         _check_branch(what, staged[0], s, names[0], name)
+        if as_given:
+            _check_varies(what, staged[0], s, names[0], name)
     consts = [_varying(c, index_vma) for s in staged for c in s.consts]
     branches = _join_consts(staged, [typeof(c) for c in consts], avals)
     branches = _same_outputs(branches, index)
@@ -205,6 +215,30 @@ def _check_branch(what: str, a: Staged, b: Staged, a_name: str, b_name: str) -> 
             + "\n".join(wrong)
             + "\nConvert the results, e.g. with .astype(...)."
         )
+
+
+def _check_varies(what: str, a: Staged, b: Staged, a_name: str, b_name: str) -> None:
+    """Raise if branches of a user's conditional in a `shard_map` vary over different axes."""
+    pairs = list(zip(a.out_avals, b.out_avals, strict=True))
+    if all(x.vma == y.vma for x, y in pairs) or not is_called_by_user():
+        return
+    assert a.out_tree is not None
+    paths = leaf_paths(tree_unflatten(a.out_tree, list(range(len(pairs)))))
+    lines = []
+    for path, (x, y) in zip(paths, pairs, strict=True):
+        lacks = [(a_name, y.vma - x.vma), (b_name, x.vma - y.vma)]
+        advice = [
+            f"lax.pcast(result, {tuple(sorted(axes, key=str))!r}, to='varying') in {name}"
+            for name, axes in lacks
+            if axes
+        ]
+        if advice:
+            types = f"{a_name} returns {x.short()}, {b_name} returns {y.short()}"
+            lines.append(f"  output{path}: {types}; use {' and '.join(advice)}")
+    raise VaryingTypeError(
+        f"{current_source()}: {what}: the branches must return values that vary over the same axes "
+        "of the shard_map:\n" + "\n".join(lines)
+    )
 
 
 def _join_consts(

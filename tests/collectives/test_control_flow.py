@@ -37,12 +37,12 @@ def scan_ring(x: Any) -> Any:
 
 def scan_carry_that_becomes_equal(x: Any) -> Any:
     """The carry starts different on each device, and is a psum afterwards."""
-    return lax.scan(lambda c, _: (lax.psum(c, "i") * 0.3, c), x, None, length=3)[1]
+    return lax.scan(lambda c, _: (lax.psum(c, "i") * 0.3 + 0 * c, c), x, None, length=3)[1]
 
 
 def scan_carry_that_becomes_different(x: Any) -> Any:
     """The carry starts as a constant, equal on all devices, and takes in `x`."""
-    return lax.fori_loop(0, 3, lambda k, c: c * 0.5 + lax.pmax(x, "i") * x, snp.zeros(3))
+    return lax.fori_loop(0, 3, lambda k, c: c * 0.5 + lax.pmax(x, "i") * x, 0 * x)
 
 
 def while_sum_small(x: Any) -> Any:

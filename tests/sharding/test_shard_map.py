@@ -216,11 +216,12 @@ def test_types_know_what_varies():
     }
 
 
-def test_casts_are_inserted_in_loops_and_branches():
+def test_loops_and_branches_vary_over_axes_as_their_casts_say():
     def f(x: Any) -> Any:
-        carried = lax.scan(lambda c, k: (c + x.sum() * k, c), snp.zeros(()), snp.arange(3.0))[0]
-        chosen = lax.cond(x.sum() > 0, lambda: x.sum(), lambda: snp.float32(0))
-        looped = lax.while_loop(lambda c: c < 3, lambda c: c + abs(x).sum(), snp.zeros(()))
+        zero = lax.pcast(snp.zeros(()), "x", to="varying")
+        carried = lax.scan(lambda c, k: (c + x.sum() * k, c), zero, snp.arange(3.0))[0]
+        chosen = lax.cond(x.sum() > 0, lambda: x.sum(), lambda: zero)
+        looped = lax.while_loop(lambda c: c < 3, lambda c: c + abs(x).sum(), zero)
         return (carried + chosen + looped)[None]
 
     def definition(x: Any) -> Any:
@@ -229,6 +230,33 @@ def test_casts_are_inserted_in_loops_and_branches():
     mapped = spmd.shard_map(f, mesh=mesh_of(4), in_specs=P("x"), out_specs=P("x"))
     expected = np.concatenate([definition(part) for part in np.split(X, 4)])
     np.testing.assert_allclose(mapped(X), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("f", "says"),
+    [
+        (
+            lambda x: lax.scan(lambda c, y: ({"a": c["a"] + y}, y), {"a": 0.0}, x)[1],
+            "carry['a']: given f32[], returned f32[]{V:x}; use lax.pcast(init['a'], ('x',), "
+            "to='varying') before the loop",
+        ),
+        (
+            lambda x: lax.fori_loop(0, 2, lambda k, c: lax.psum(c, "x"), x),
+            "carry: given f32[2]{V:x}, returned f32[2]; use lax.pcast(result, ('x',), "
+            "to='varying') in the body",
+        ),
+        (
+            lambda x: lax.cond(x.sum() > 0, lambda y: y, lambda y: lax.psum(y, "x"), x),
+            "use lax.pcast(result, ('x',), to='varying') in false_fun",
+        ),
+    ],
+    ids=["a carry that begins equal", "a carry that becomes equal", "branches"],
+)
+def test_loops_and_branches_that_vary_over_other_axes_are_refused(f: Any, says: str):
+    mapped = spmd.shard_map(f, mesh=mesh_of(4), in_specs=P("x"), out_specs=P("x"))
+    with pytest.raises(TypeError) as caught:
+        mapped(np.arange(8, dtype=np.float32))
+    assert says in str(caught.value)
 
 
 def _until_3(step: Any) -> Any:
