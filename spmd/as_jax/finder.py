@@ -39,8 +39,27 @@ OURS = frozenset(
 )
 
 
-# Facades that stand in another file than JAX's.
-_MOVED = {"extend.core.primitives": "extend.primitives", "_src.state.types": "_src.state"}
+# Modules that stand in another place than JAX's, with what is below them. Most names of a private
+# module are those of the public one.
+_MOVED = {
+    "_src.ad_checkpoint": "ad_checkpoint",
+    "_src.api": "",
+    "_src.api_util": "api_util",
+    "_src.interpreters": "interpreters",
+    "_src.lax": "lax",
+    "_src.lax.lax": "lax",
+    "_src.mesh": "sharding",
+    "_src.nn": "nn",
+    "_src.numpy": "numpy",
+    "_src.numpy.lax_numpy": "numpy",
+    "_src.numpy.util": "_src.numpy_util",
+    "_src.random": "random",
+    "_src.scipy": "scipy",
+    "_src.source_info_util": "extend.source_info_util",
+    "_src.state.types": "_src.state",
+    "_src.typing": "typing",
+    "extend.core.primitives": "extend.primitives",
+}
 
 # Modules below JAX's packages whose names our package has itself.
 _WHOLE = {
@@ -138,12 +157,14 @@ def resolve(fullname: str) -> str | None:
     """The name of the module that stands for a module of JAX; None if there is none of ours."""
     top, _, rest = fullname.partition(".")
     if top == "jaxlib":
-        return f"{FACADES}lib" if not rest else None
+        file = os.path.join(_FOLDER + "lib", f"{rest}.py")
+        whole = f"{FACADES}lib.{rest}" if rest else f"{FACADES}lib"
+        return whole if not rest or os.path.isfile(file) else None
+    rest = _in_its_place(rest)
     if not rest:
         return FACADES
     if rest in _WHOLE:
         return _WHOLE[rest]
-    rest = _MOVED.get(rest, rest)
     place = os.path.join(_FOLDER, *rest.split("."))
     if os.path.isfile(place + ".py") or os.path.isfile(os.path.join(place, "__init__.py")):
         return f"{FACADES}.{rest}"
@@ -151,6 +172,16 @@ def resolve(fullname: str) -> str | None:
     if first in OURS and _is_here(f"spmd.{rest}"):
         return f"spmd.{rest}"
     return None
+
+
+def _in_its_place(rest: str) -> str:
+    """The path below `jax` of what stands for a module."""
+    parts = rest.split(".")
+    for k in range(len(parts), 0, -1):
+        moved = _MOVED.get(".".join(parts[:k]))
+        if moved is not None:
+            return ".".join([moved, *parts[k:]]).strip(".")
+    return rest
 
 
 def _watch(name: str, module: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import spmd.core.primitive as core
 from spmd.api import jit
-from spmd.base.context import state
+from spmd.base.context import current_trace, state
 from spmd.base.errors import RefusedError
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import ClosedJaxpr
@@ -119,6 +119,22 @@ class Lowered:
         return trace_to_jaxpr(flat, avals)
 
 
+def _bind_with_trace(
+    self: core.Primitive,
+    trace: Any,
+    operands: Sequence[Any],
+    avals: Sequence[ShapedArray],
+    params: dict[str, Any],
+) -> Any:
+    """Apply a primitive under a trace, as if that were the current one."""
+    with current_trace(trace):
+        return trace.process(self, operands, params)
+
+
+# A library's trace hands primitives of ours to the trace below it.
+core.Primitive.bind_with_trace = _bind_with_trace  # type: ignore[attr-defined]
+
+
 class Primitive(core.Primitive):
     """An operation defined as JAX's are: `def_impl`, `def_abstract_eval`, and rules in tables."""
 
@@ -189,11 +205,7 @@ class Primitive(core.Primitive):
 
     def bind(self, *operands: Any, **params: Any) -> Any:
         """Apply it under the current trace."""
-        return self.bind_with_trace(state.trace, operands, params)
-
-    def bind_with_trace(self, trace: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-        """Apply it under a trace."""
-        return trace.process(self, operands, params)
+        return self.bind_with_trace(state.trace, operands, list(map(typeof, operands)), params)
 
     # -- the slots --
 

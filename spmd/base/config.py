@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from spmd.base.absl_flags import define_flags, parse_flags
 from spmd.base.amounts import bytes_of_text
 from spmd.base.errors import ArgumentError, SettingError
 from spmd.base.jax_options import OPTIONS
@@ -411,6 +412,11 @@ class Config:
         return getattr(self, self._setting(name, "config.read").name)
 
     @property
+    def x64_enabled(self) -> bool:
+        """The setting `enable_x64`, by JAX's older name."""
+        return self.enable_x64
+
+    @property
     def values(self) -> dict[str, Any]:
         """The values of all settings by their names, ours and JAX's."""
         ours = {name: getattr(self, name) for name in self._known}
@@ -418,6 +424,14 @@ class Config:
         other = {name: ours[mine] for name, mine in JAX_NAMES.items()}
         other["jax_transfer_guard"] = self.transfer_guard_host_to_device
         return ours | theirs | other | self._options
+
+    def config_with_absl(self) -> None:
+        """Define a flag of absl for each of JAX's settings; a flag that is given sets it."""
+        define_flags(self)
+
+    def parse_flags_with_absl(self) -> None:
+        """Set what `--jax_...` of this process's arguments says, before absl parses the others."""
+        parse_flags(self)
 
     def on_update(self, name: str, listener: Callable[[Any], None]) -> None:
         """Call `listener(value)` whenever the setting `name` is updated."""

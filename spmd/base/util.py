@@ -136,6 +136,21 @@ def present_as(wrapper: Any, wrapped: Any) -> None:
             wrapper.__dict__[name] = value
 
 
+class WrappedSignature:
+    """What `inspect.signature` reads of an object that wraps a function, followed or not.
+
+    It is the value of `__signature__` in the object's class, which has a signature of its own.
+    """
+
+    def __get__(self, wrapper: Any, owner: type) -> inspect.Signature | None:
+        if wrapper is None:
+            return None
+        try:
+            return inspect.signature(wrapper.__wrapped__)
+        except (TypeError, ValueError) as error:  # of a builtin, for which Python has none
+            raise AttributeError(str(error)) from None
+
+
 def closest(name: str, options: Sequence[str]) -> str | None:
     """The option that a misspelt name is most like, if it is like one at all.
 

@@ -12,6 +12,7 @@ from spmd.base.record import record
 from spmd.base.source import Source
 from spmd.base.tree import TreeDef, register_pytree_node_class, tree_unflatten
 from spmd.core.aval import ShapedArray
+from spmd.core.trace import EvalTrace
 
 
 class CheckError(SpmdError, ValueError):
@@ -35,7 +36,7 @@ class Site:
 
     def message(self, payload: Sequence[Any]) -> str:
         """The text with values in it."""
-        args, kwargs = tree_unflatten(self.tree, [np.asarray(x) for x in payload])
+        args, kwargs = tree_unflatten(self.tree, [EvalTrace.array_of(x) for x in payload])
         text = self.text.format(*args, **kwargs)
         return f"{text} (`check` failed)" if self.kind == "user" else text
 

@@ -315,6 +315,9 @@ from spmd.lax.windows import (
     ScatterDimensionNumbers,
 )
 
+# JAX's name.
+transpose_p = permute_dims_p
+
 if _typing.TYPE_CHECKING:
     from spmd.lax import linalg
     from spmd.lax._lazy_names import *  # noqa: F403

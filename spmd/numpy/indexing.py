@@ -315,13 +315,14 @@ def _update(
     if out_sharding is not None:
         ref, values = ref._untyped(), to_auto_if_array(values)
     x = as_array(ref.array)
+    values = plain(values)
     if not is_arraylike(values):
         raise ArgumentError(
             f"{current_source()}: x.at[...].{name}: values must be an array or a number, got "
             f"{values!r} of type {type(values).__name__}"
         )
     aval = typeof(x)
-    work, values = promote_dtypes(x, _fitting(plain(values), aval.dtype))
+    work, values = promote_dtypes(x, _fitting(values, aval.dtype))
     out = _updated(work, ref.index, name, values, scatter, combine, how)
     out = lax.convert_element_type(out, aval.dtype, aval.weak_type)
     return out if out_sharding is None else hooks.reshard(out, out_sharding)

@@ -40,7 +40,7 @@ _PYTHON_KIND: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float, "c":
 def check_arraylike(name: str, *args: Any) -> None:
     """Raise an ArgumentError that names the function and the first argument that is no array."""
     for position, x in enumerate(args):
-        if not is_arraylike(x):
+        if not is_arraylike(x) and not hasattr(x, "__jax_array__"):
             raise ArgumentError(
                 f"{name} requires ndarray or scalar arguments, got {type(x)} at position "
                 f"{position}.{_advice(x)}"
@@ -72,8 +72,8 @@ def whole_number(name: str, argument: str, value: Any) -> int:
 
 
 def plain(x: Any) -> Any:
-    """`x` itself, or the array that an object with `__spmd_array__` stands for."""
-    convert = getattr(x, "__spmd_array__", None)
+    """`x` itself, or the array that an object with `__spmd_array__` or `__jax_array__` is for."""
+    convert = getattr(x, "__spmd_array__", None) or getattr(x, "__jax_array__", None)
     return x if convert is None else convert()
 
 

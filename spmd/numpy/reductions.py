@@ -7,7 +7,7 @@ and `keepdims`. Means and quantiles are in `statistics.py`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -61,7 +61,10 @@ def canonical_axes(axis: Axis, ndim: int, name: str) -> tuple[int, ...]:
     """The dims that `axis` means, None meaning all."""
     if axis is None:
         return tuple(range(ndim))
-    many = axis if isinstance(axis, (tuple, list, np.ndarray)) else (axis,)
+    is_one = not isinstance(axis, Iterable) or (
+        hasattr(axis, "__index__") and not isinstance(axis, np.ndarray)
+    )
+    many: Any = (axis,) if is_one else axis
     dims = tuple([canonical_axis(d, ndim, name) for d in many])
     if len(set(dims)) != len(dims):
         raise ArgumentError(f"{name}: duplicate value in axis={axis}")

@@ -427,6 +427,7 @@ def ediff1d(ary: ArrayLike, to_end: Any = None, to_begin: Any = None) -> Array:
     Array([3, 5, 0], dtype=int32)
     """
     check_arraylike("ediff1d", ary)
+    ary = plain(ary)
     dtype = typeof(ary).dtype
     middle = diff(ravel(ary))
     ends = [None if e is None else ravel(convert(plain(e), dtype)) for e in (to_begin, to_end)]

@@ -49,8 +49,8 @@ def clip(arr: Any = None, /, min: Any = None, max: Any = None) -> Array:
         raise ArgumentError("clip: no array was given")
     check_arraylike("clip", arr)
     check_arraylike_or_none("clip", min, max)
+    arr, min, max = plain(arr), plain(min), plain(max)
     check_real("clip", *(x for x in (arr, min, max) if x is not None))
-    arr = plain(arr)
     if min is not None:
         arr = maximum(min, arr)
     if max is not None:

@@ -371,6 +371,7 @@ def fmod(x: ArrayLike, y: ArrayLike, /) -> Array:
     Array([ 1, -1], dtype=int32)
     """
     check_arraylike("fmod", x, y)
+    x, y = plain(x), plain(y)
     of_integers = dtypes.is_integer(result_type(x, y))
     x, y = promote_args_numeric("fmod", x, y)
     check_real("fmod", x, y)

@@ -17,7 +17,7 @@ from spmd.base.device import Device, devices, local_devices, too_few_devices
 from spmd.base.errors import ArgumentError, PytreeError, ShardingError
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
-from spmd.base.util import MISS, function_name, present_as
+from spmd.base.util import MISS, WrappedSignature, function_name, present_as
 from spmd.core.argument_names import (
     check_arrays,
     check_axes,
@@ -134,6 +134,8 @@ def stages_of(fun: Callable[..., Any], **options: Any) -> Any:
 
 class PmapFunction:
     """The result of `pmap`: call it with stacked arguments."""
+
+    __signature__ = WrappedSignature()
 
     def __init__(self, fun: Callable[..., Any], axis_name: Any, **options: Any):
         present_as(self, fun)

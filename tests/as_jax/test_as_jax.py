@@ -86,7 +86,7 @@ def test_versions_state_the_level_of_the_api(tmp_path):
 def test_what_is_missing_says_so_and_probes_find_nothing(tmp_path):
     program = """
         import importlib.util, jax, jax.extend.core, jax.numpy as jnp
-        for name in ("jaxlib.xla_client", "jax.base", "jax.compile.cpu", "jax.numpy.none"):
+        for name in ("jaxlib.mlir", "jax.base", "jax.compile.cpu", "jax.numpy.none"):
             try:
                 importlib.import_module(name)
             except ImportError as error:
@@ -106,7 +106,7 @@ def test_what_is_missing_says_so_and_probes_find_nothing(tmp_path):
     """
     lines = run(program, folder=tmp_path).stdout.splitlines()
     assert lines[0] == (
-        "No module named 'jaxlib.xla_client': `jax` is spmd here, which has no compiled parts; "
+        "No module named 'jaxlib.mlir': `jax` is spmd here, which has no compiled parts; "
         "docs/libraries.md says what there is"
     )
     assert lines[1].startswith("No module named 'jax.base': `jax` is spmd here, which has no mod")
@@ -343,5 +343,44 @@ def test_arrays_that_a_function_closes_over_are_constants_of_its_jaxpr(tmp_path)
 
         assert jnp.allclose(f(jnp.float32(2.0), jnp.ones(3)), 25.0)
         assert [count] == found == [2]
+    """
+    run(program, folder=tmp_path)
+
+
+def test_private_modules_are_the_public_ones_by_another_path(tmp_path):
+    program = """
+        import inspect, jax, jax.numpy as jnp, numpy as np
+        import jax._src.api_util, jax._src.config, jax._src.numpy.lax_numpy
+        import jax._src.source_info_util
+        from jax._src.api_util import infer_argnums_and_argnames
+        from jax._src.interpreters import partial_eval
+        from jax._src.numpy.util import promote_dtypes_complex, promote_dtypes_inexact
+        from jax._src.pjit import jit_p
+        from jax._src.tree_util import prefix_errors
+        from jax.api_util import flatten_axes
+        from jaxlib._jax import PjitFunction
+        from jaxlib.xla_client import Device
+
+        f = jax.jit(lambda x, y=1: x + y)
+        assert isinstance(f, PjitFunction) and "PjitFunction" in str(type(f))
+        assert str(inspect.signature(f, follow_wrapped=False)) == "(x, y=1)"
+        assert isinstance(jax.devices()[0], Device)
+        assert jax.make_jaxpr(f)(1.0).eqns[0].primitive is jit_p
+        assert partial_eval is jax.interpreters.partial_eval
+        assert jax._src.numpy.lax_numpy is jnp
+        a, b = promote_dtypes_complex(1, 2.0)
+        assert a.dtype == b.dtype == jnp.complex64
+        assert promote_dtypes_inexact(1, 2)[0].dtype == jnp.float32
+        assert jax._src.config.numpy_rank_promotion.value == "allow"
+        with jax._src.config.numpy_rank_promotion("raise"):
+            assert jax.config.jax_numpy_rank_promotion == "raise"
+        tree = jax.tree.structure(({"a": 1, "b": 2}, 3))
+        assert flatten_axes("axes", tree, (0, None)) == [0, 0, None]
+        signature = inspect.signature(lambda x, y, *, z: 0)
+        assert infer_argnums_and_argnames(signature, 1, None) == ((1,), ("y",))
+        assert infer_argnums_and_argnames(signature, None, ("x", "z")) == ((0,), ("x", "z"))
+        (error,) = prefix_errors((1, [2]), (1, 2))
+        assert "in_axes" in str(error("in_axes"))
+        assert prefix_errors((1, 2), (1, [2])) == []
     """
     run(program, folder=tmp_path)

@@ -270,3 +270,80 @@ def test_monitoring_tells_listeners():
 def test_errors_of_callbacks_stay_ours_where_jax_is_not_replaced():
     """Modules of `spmd.as_jax.jax` are imported above; only `install` changes this process."""
     assert callback.raised_as is None
+
+
+# ---- traces that libraries define --------------------------------------------------------------
+
+
+class Counting(core.Trace):
+    """Counts primitives, and computes with the trace below."""
+
+    def __init__(self, parent):
+        super().__init__()
+        self.parent = parent
+        self.seen = []
+
+    def process_primitive(self, primitive, tracers, params):
+        self.seen.append(primitive.name)
+        inner = [x.val if isinstance(x, Counted) else x for x in tracers]
+        avals = [get_aval(x) for x in inner]
+        out = primitive.bind_with_trace(self.parent, inner, avals, params)
+        return [Counted(self, x) for x in out] if primitive.multiple_results else Counted(self, out)
+
+    def process_custom_jvp_call(self, primitive, fun, jvp, tracers, *, symbolic_zeros):
+        self.seen.append("custom_jvp_call")
+        return fun.call_wrapped(*tracers)
+
+
+class Counted(core.Tracer):
+    def __init__(self, trace, val):
+        super().__init__(trace, get_aval(val))
+        self.val = val
+
+
+def count(f, *args):
+    """The primitives that `f` applies, and its result."""
+    with core.take_current_trace() as parent:
+        trace = Counting(parent)
+        with core.set_current_trace(trace):
+            out = f(*(Counted(trace, x) for x in args))
+    return trace.seen, out.val
+
+
+def test_a_trace_of_a_library_handles_each_primitive():
+    x = snp.arange(3.0)
+    seen, out = count(lambda x: snp.sin(x) * 2 + lax.sort(x), x)
+    assert seen == ["sin", "mul", "sort", "add"]
+    assert np.allclose(out, np.sin(x) * 2 + x)
+
+
+def test_a_trace_of_a_library_works_below_jit_grad_and_vmap():
+    f = lambda x: count(lambda x: snp.tanh(x) * x, x)[1]  # noqa: E731
+    x = snp.array([0.5, -1.0])
+    want = snp.tanh(x) * x
+    assert np.allclose(spmd.jit(f)(x), want) and np.allclose(spmd.vmap(f)(x), want)
+    slope = snp.tanh(x) + x * (1 - snp.tanh(x) ** 2)
+    assert np.allclose(spmd.grad(lambda x: f(x).sum())(x), slope, rtol=1e-5)
+
+
+def test_a_trace_of_a_library_sees_the_functions_of_custom_derivatives():
+    relu = spmd.custom_jvp(lambda x: snp.maximum(x, 0.0))
+    relu.defjvp(lambda primals, tangents: (relu(*primals), tangents[0]))
+    seen, out = count(relu, snp.array([-1.0, 2.0]))
+    assert seen[0] == "custom_jvp_call" and "max" in seen
+    assert out.tolist() == [0.0, 2.0]
+
+
+def test_a_trace_without_a_rule_names_its_class():
+    class Empty(core.Trace):
+        pass
+
+    with core.set_current_trace(Empty()), pytest.raises(NotImplementedError, match="Empty"):
+        snp.sin(1.0)
+
+
+def test_tracers_of_every_transformation_are_tracers_for_a_library():
+    seen = []
+    spmd.jit(lambda x: seen.append(isinstance(x, core.Tracer)))(1.0)
+    spmd.vmap(lambda x: seen.append(isinstance(x, Counted)) or x)(snp.ones(2))
+    assert seen == [True, False] and not isinstance(snp.ones(2), core.Tracer)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+
 import numpy as np
 import pytest
 
@@ -143,3 +147,29 @@ def test_override_restores_the_value_and_calls_listeners():
         assert config.enable_x64
         raise ZeroDivisionError
     assert not config.enable_x64 and heard == [True, False]
+
+
+def test_flags_of_absl_set_what_the_command_line_says(tmp_path):
+    pytest.importorskip("absl")
+    program = """
+        import spmd
+        from absl import app, flags
+        flags.DEFINE_integer("steps", 1, "")
+        spmd.config.parse_flags_with_absl()
+        assert spmd.config.enable_x64 and not spmd.config.debug_nans
+
+        def main(argv):
+            assert flags.FLAGS.steps == 3 and flags.FLAGS.jax_enable_x64
+            assert spmd.config.x64_enabled and spmd.config.debug_nans is False
+            print(spmd.config.default_matmul_precision)
+
+        app.run(main)
+    """
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(program))
+    flags = ["--jax_enable_x64", "--steps=3", "--jax_default_matmul_precision=highest"]
+    done = subprocess.run(
+        [sys.executable, str(script), *flags], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "highest"

@@ -8,6 +8,7 @@ from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
 import spmd as _spmd
+import spmd.compile.dispatch.jit as _jitted
 from spmd.api.inspect import jaxpr_maker as _jaxpr_maker
 from spmd.as_jax import environment as _environment
 from spmd.as_jax.callbacks import follow_jax as _follow_jax
@@ -18,6 +19,9 @@ from spmd.as_jax.finder import installed as _installed
 _environment.read()
 if _installed():  # not where this facade is imported beside JAX, by its own name
     _follow_jax()
+    # Libraries know a jitted function by the name of its class.
+    _jitted.PjitFunction = _jitted.JitFunction  # type: ignore[attr-defined]
+    _jitted.JitFunction.__qualname__ = "PjitFunction"
 
 globals().update(
     {

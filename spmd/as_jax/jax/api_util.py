@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,12 +14,13 @@ from spmd.as_jax.jax.extend.linear_util import (
 )
 from spmd.as_jax.refuse import missing
 from spmd.base.record import record
-from spmd.base.tree import tree_flatten, tree_unflatten
+from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_unflatten
 from spmd.core.aval import typeof
 
 __all__ = [
     "argnums_partial",
     "debug_info",
+    "flatten_axes",
     "flatten_fun",
     "flatten_fun_nokwargs",
     "safe_map",
@@ -99,3 +101,34 @@ def argnums_partial(
     where = tuple(k % len(args) for k in wanted)
     fixed = tuple(None if k in where else x for k, x in enumerate(args))
     return _with_fixed(f, where, fixed), tuple(args[k] for k in where)
+
+
+def flatten_axes(name: str, treedef: TreeDef, axis_tree: Any, *, kws: bool = False) -> list[Any]:
+    """One entry of `axis_tree` for each leaf of the tree; it is a prefix of it, None an entry."""
+    if kws:
+        axis_tree = axis_tree, {}
+    return broadcast_prefix(
+        axis_tree, tree_unflatten(treedef, [0] * treedef.num_leaves), name, lambda x: x is None
+    )
+
+
+def infer_argnums_and_argnames(
+    sig: inspect.Signature,
+    argnums: int | Sequence[int] | None,
+    argnames: str | Sequence[str] | None,
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The positions and names of arguments of which one of the two is given."""
+    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    parameters = list(sig.parameters.items())
+    nums = () if argnums is None else (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    names = (
+        () if argnames is None else (argnames,) if isinstance(argnames, str) else tuple(argnames)
+    )
+    if argnums is not None and argnames is None:
+        names = tuple(parameters[k][0] for k in nums if parameters[k][1].kind in by_name)
+    elif argnames is not None and argnums is None:
+        nums = tuple(
+            k for k, (n, p) in enumerate(parameters) if p.kind in by_position and n in names
+        )
+    return nums, names

@@ -4,23 +4,50 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from spmd.api import ensure_compile_time_eval
+from spmd.as_jax.jax.api_util import DebugInfo
+from spmd.as_jax.jax.extend.core import (
+    DropVar,
+    concrete_or_error,
+    find_top_trace,
+    gensym,
+    get_opaque_trace_state,
+    new_jaxpr_eqn,
+    no_effects,
+    valid_jaxtype,
+)
 from spmd.as_jax.refuse import missing
+from spmd.as_jax.trace import Trace, Tracer
+from spmd.base.context import state
 from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.ir import Literal, Var
 from spmd.core.rewrite import eval_jaxpr as _eval_jaxpr
-from spmd.core.trace import Trace, Tracer, unchanged
+from spmd.core.trace import unchanged
 
 __all__ = [
     "AbstractValue",
     "Atom",
+    "DebugInfo",
+    "DropVar",
+    "Effects",
     "ShapedArray",
     "Trace",
     "Tracer",
+    "concrete_or_error",
     "ensure_compile_time_eval",
     "eval_jaxpr",
+    "find_top_trace",
+    "gensym",
     "get_aval",
+    "get_opaque_trace_state",
+    "is_constant_dim",
+    "new_jaxpr_eqn",
+    "no_effects",
     "pytype_aval_mappings",
+    "unsafe_get_axis_names_DO_NOT_USE",
+    "valid_jaxtype",
 ]
 __getattr__ = missing("jax.core")
 
@@ -41,6 +68,7 @@ class _AvalMappings(dict):
 
 pytype_aval_mappings = _AvalMappings()
 Atom = Var | Literal
+Effects = set[Any]
 get_aval = typeof
 
 
@@ -49,3 +77,13 @@ def eval_jaxpr(
 ) -> list[Any]:
     """Run a jaxpr on values, under the current trace."""
     return list(map(unchanged, _eval_jaxpr(jaxpr, consts, *args)))
+
+
+def is_constant_dim(size: Any) -> bool:
+    """Whether a size of a dim is a number; symbolic ones are those of `jax.export`."""
+    return isinstance(size, int | np.integer)
+
+
+def unsafe_get_axis_names_DO_NOT_USE() -> list[Any]:
+    """The names of the axes in scope: those of `vmap`, `pmap` and `shard_map`."""
+    return [axis.name for axis in state.axes]

@@ -27,7 +27,7 @@ from spmd.base.record import field, record
 from spmd.base.source import current_source
 from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, tell_of_move
 from spmd.base.tree import TreeDef, tree_flatten
-from spmd.base.util import MISS, WeakCache, collector_paused, present_as
+from spmd.base.util import MISS, WeakCache, WrappedSignature, collector_paused, present_as
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.dispatch.stages import (
     Lowered,
@@ -134,6 +134,8 @@ def _home(what: str, device: Any, backend: str | None) -> SingleDeviceSharding |
 
 class JitFunction:
     """A function that is traced once per signature and runs compiled; see `spmd.jit`."""
+
+    __signature__ = WrappedSignature()
 
     def __init__(
         self,

@@ -6,4 +6,13 @@ from spmd.core.structural import add_any_p as add_jaxvals_p
 from spmd.core.structural import zeros_like_aval
 from spmd.lax.convert import stop_gradient_p
 
-__all__ = ["Zero", "add_jaxvals", "add_jaxvals_p", "stop_gradient_p", "zeros_like_aval"]
+add_any_p = add_jaxvals_p
+
+__all__ = [
+    "Zero",
+    "add_any_p",
+    "add_jaxvals",
+    "add_jaxvals_p",
+    "stop_gradient_p",
+    "zeros_like_aval",
+]

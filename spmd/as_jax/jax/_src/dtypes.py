@@ -37,6 +37,16 @@ class ExtendedDType:
     """The base of dtypes that libraries define; no array of spmd has one."""
 
 
+def to_complex_dtype(dtype: np.dtype) -> np.dtype:
+    """The complex dtype whose parts hold values of a dtype."""
+    return result_type(dtype, np.complex64)
+
+
+def dtype(x: object) -> np.dtype:
+    """The dtype of a value."""
+    return result_type(x)
+
+
 def supports_inf(dtype: np.dtype) -> bool:
     """Whether a float dtype has infinities."""
     return bool(np.isinf(np.asarray(np.inf).astype(dtype).astype(np.float32)))

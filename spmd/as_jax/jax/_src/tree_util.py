@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import spmd.tree_util as _ours
+from spmd.base.errors import PytreeError
+from spmd.base.tree import broadcast_prefix as _broadcast
 from spmd.tree_util import is_tree_node
 
 
@@ -16,6 +18,16 @@ class _Registered:
 
 
 _registry = _Registered()
+
+
+def prefix_errors(prefix_tree: Any, full_tree: Any, is_leaf: Any = None) -> list[Any]:
+    """What keeps a tree from being a prefix of another: functions of a name that make errors."""
+    try:
+        _broadcast(prefix_tree, full_tree, "{name}", is_leaf)
+    except PytreeError as error:
+        text = str(error)
+        return [lambda name: ValueError(text.replace("{name}", name))]
+    return []
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ import spmd.core.ir as ir
 from spmd.as_jax.jax.extend import primitives
 from spmd.as_jax.primitive import Primitive
 from spmd.as_jax.refuse import missing
+from spmd.as_jax.trace import Trace, Tracer
 from spmd.base.context import state
 from spmd.base.errors import ConcretizationError
 from spmd.core.aval import ShapedArray, is_arraylike
@@ -17,7 +18,8 @@ from spmd.core.check import check_jaxpr
 from spmd.core.ir import ClosedJaxpr, Literal, Var, subjaxprs
 from spmd.core.ir import Eqn as JaxprEqn
 from spmd.core.rewrite import eval_closed
-from spmd.core.trace import EVAL, Trace, Tracer
+from spmd.core.trace import EVAL
+from spmd.core.trace import Trace as _OurTrace
 
 __all__ = [
     "ClosedJaxpr",
@@ -34,6 +36,8 @@ __all__ = [
     "check_jaxpr",
     "concrete_or_error",
     "find_top_trace",
+    "full_lower",
+    "gensym",
     "get_opaque_trace_state",
     "jaxpr_as_fun",
     "jaxprs_in_params",
@@ -109,6 +113,16 @@ def new_jaxpr_eqn(
     return JaxprEqn(primitive, tuple(invars), tuple(outvars), params, frozenset(effects))
 
 
+def gensym(*_: Any) -> Callable[[ShapedArray], Var]:
+    """A function that makes a new variable of an aval."""
+    return Var
+
+
+def full_lower(x: Any) -> Any:
+    """The simplest value that means the same, as the class of a library's tracer says."""
+    return x.full_lower() if isinstance(x, Tracer) and hasattr(x, "full_lower") else x
+
+
 def jaxpr_as_fun(closed_jaxpr: ClosedJaxpr) -> Callable[..., list[Any]]:
     """A function of flat arguments that does what a closed jaxpr says."""
     return lambda *args: eval_closed(closed_jaxpr, *args)
@@ -149,7 +163,7 @@ def concrete_or_error(force: Any, val: Any, context: str = "") -> Any:
 class OpaqueTraceState:
     """The trace that is current, to be compared with that of another time."""
 
-    def __init__(self, trace: Trace):
+    def __init__(self, trace: _OurTrace):
         self._trace = trace
 
     def __eq__(self, other: object) -> bool:
@@ -168,10 +182,12 @@ def get_opaque_trace_state(convention: str | None = None) -> OpaqueTraceState:
 
 
 # A trace stands for its own transformation, as JAX's `trace.main` did.
-Trace.main = property(lambda trace: trace)  # type: ignore[attr-defined]
+_OurTrace.main = property(lambda trace: trace)  # type: ignore[attr-defined]
+# Any value is one of a trace of ours, which lifts it when an operation takes it.
+_OurTrace.stage_value = lambda trace, x: x  # type: ignore[attr-defined]
 
 
-def find_top_trace(args: Any = ()) -> Trace:
+def find_top_trace(args: Any = ()) -> _OurTrace:
     """The trace that handles operations now."""
     return state.trace
 
@@ -182,7 +198,7 @@ def trace_state_clean() -> bool:
 
 
 @contextlib.contextmanager
-def take_current_trace() -> Iterator[Trace]:
+def take_current_trace() -> Iterator[_OurTrace]:
     """The current trace; in the block, operations are evaluated."""
     before = state.trace
     state.trace = EVAL
@@ -193,7 +209,7 @@ def take_current_trace() -> Iterator[Trace]:
 
 
 @contextlib.contextmanager
-def set_current_trace(trace: Trace, check_leaks: bool = False) -> Iterator[None]:
+def set_current_trace(trace: _OurTrace, check_leaks: bool = False) -> Iterator[None]:
     """In the block, `trace` handles operations."""
     before = state.trace
     state.trace = trace
