@@ -137,7 +137,7 @@ def present_as(wrapper: Any, wrapped: Any) -> None:
 
 
 class WrappedSignature:
-    """What `inspect.signature` reads of an object that wraps a function, followed or not.
+    """The signature that `inspect` reads of an object that wraps a function, followed or not.
 
     It is the value of `__signature__` in the object's class, which has a signature of its own.
     """

@@ -21,7 +21,7 @@ _registry = _Registered()
 
 
 def prefix_errors(prefix_tree: Any, full_tree: Any, is_leaf: Any = None) -> list[Any]:
-    """What keeps a tree from being a prefix of another: functions of a name that make errors."""
+    """The reasons that a tree is no prefix of another: functions of a name that make errors."""
     try:
         _broadcast(prefix_tree, full_tree, "{name}", is_leaf)
     except PytreeError as error:
