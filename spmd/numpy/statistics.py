@@ -418,5 +418,5 @@ def nanstd(
     Array(1., dtype=float32)
     """
     check_arraylike("nanstd", a)
-    canonical_axes(axis, typeof(a).ndim, "nanstd")
+    canonical_axes(axis, typeof(plain(a)).ndim, "nanstd")
     return lax.sqrt(nanvar(a, axis, dtype, out, ddof, keepdims, where, mean))
