@@ -40,6 +40,8 @@ from spmd.scipy.special_families import (
     fresnel,
     hyp1f1,
     hyp2f1,
+    in_single,
+    log_beta,
     owens_t,
     sici,
     sph_harm_y,
@@ -378,8 +380,7 @@ def comb(N: Any, k: Any, *, repetition: bool = False) -> Array:
     # Values outside, NaN too, are 0 with derivative 0, so the formula must not see them.
     inside = snp.logical_and(lax.ge(k, zero), snp.logical_and(lax.ge(N, zero), lax.le(k, N)))
     N, k = select(inside, N, zero), select(inside, k, zero)
-    top, bottom = lax.lgamma(lax.add(N, one)), lax.lgamma(lax.add(lax.sub(N, k), one))
-    value = lax.exp(lax.sub(lax.sub(top, bottom), lax.lgamma(lax.add(k, one))))
+    value = in_single(_choose, N, k)
     whole = snp.logical_and(lax.eq(N, lax.floor(N)), lax.eq(k, lax.floor(k)))
     whole = snp.logical_and(whole, lax.is_finite(value))
     # A whole number, whose derivative is that of the formula.
@@ -387,6 +388,10 @@ def comb(N: Any, k: Any, *, repetition: bool = False) -> Array:
     value = lax.add(value, lax.stop_gradient(select(whole, rest, constant_like(value, 0.0))))
     value = select(inside, value, zero)
     return select(empty, one, value) if repetition else value
+
+
+def _choose(n: Any, k: Any) -> Any:
+    return lax.exp(-log_beta(n - k + 1, k + 1)) / (n + 1)
 
 
 # ---- beta functions ----------------------------------------------------------------------------
@@ -402,7 +407,7 @@ def betaln(a: Any, b: Any) -> Array:
     Array([ 0.       , -1.3862944], dtype=float32)
     """
     a, b = _real("betaln", a, b)
-    return lax.sub(lax.add(lax.lgamma(a), lax.lgamma(b)), lax.lgamma(lax.add(a, b)))
+    return in_single(log_beta, a, b)
 
 
 def beta(a: Any, b: Any) -> Array:
@@ -415,8 +420,12 @@ def beta(a: Any, b: Any) -> Array:
     Array([1.  , 0.25], dtype=float32)
     """
     a, b = _real("beta", a, b)
+    return in_single(_beta, a, b)
+
+
+def _beta(a: Any, b: Any) -> Any:
     sign = lax.mul(lax.mul(gammasgn(a), gammasgn(b)), gammasgn(lax.add(a, b)))
-    return lax.mul(sign, lax.exp(betaln(a, b)))
+    return lax.mul(sign, lax.exp(log_beta(a, b)))
 
 
 def betainc(a: Any, b: Any, x: Any) -> Array:

@@ -12,7 +12,7 @@ from spmd.scipy.stats.family import discrete
 
 
 def _log_choose(n: Any, k: Any) -> Any:
-    return special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
+    return -special.betaln(n - k + 1, k + 1) - snp.log(n + 1)
 
 
 def _probability(p: Any) -> Any:

@@ -44,7 +44,7 @@ Raises `ArgumentError` if an argument is no array, `ShapeError` if they do not b
 _MEANINGS = {
     "loc": "`loc` moves the distribution.",
     "scale": "`loc` moves the distribution, and `scale` stretches it.",
-    "q": "The result is NaN where `q` is no probability.",
+    "q": "The result is NaN where `{}` is no probability.",
     "shapes": "The result is NaN where {} not valid.",
 }
 # For each operation its arguments, and the result that they give.
@@ -92,13 +92,13 @@ def _documentation(name: str, function: Formula, example: tuple[str, str] | None
     names = f"{', '.join(f'`{x}`' for x in first)} and `{last}`"
     shapes = [f"`{x}`" for x in first[1:] if x != "loc"]
     meanings = [_MEANINGS[last]]
-    if first[0] == "q":
-        meanings.append(_MEANINGS["q"])
+    if operation in ("ppf", "isf"):
+        meanings.append(_MEANINGS["q"].format(first[0]))
     if shapes and last == "scale":
         verb = "is" if len(shapes) == 1 else "are"
         meanings.append(_MEANINGS["shapes"].format(f"{' and '.join(shapes)} {verb}"))
     rules = _RULES.format(names=names, meanings="\n".join(meanings))
-    parts = [_SUMMARIES[operation], rules]
+    parts = [_SUMMARIES[operation].replace("`q`", f"`{first[0]}`"), rules]
     if example is not None:
         arguments, result = example
         parts.append(f">>> spmd.scipy.stats.{name}.{operation}({arguments})\n{result}\n")
@@ -145,11 +145,29 @@ def _derive(given: dict[str, Formula]) -> dict[str, Formula]:
         out["cdf"] = lambda *xs: 1 - out["sf"](*xs)
     if "cdf" in out:
         out.setdefault("sf", lambda *xs: 1 - out["cdf"](*xs))
-        out.setdefault("logcdf", lambda *xs: snp.log(out["cdf"](*xs)))
-        out.setdefault("logsf", lambda *xs: snp.log(out["sf"](*xs)))
+        # A probability near 1 has digits in its complement alone, if a formula gives that.
+        both = given.keys() & {"cdf", "logcdf"} and given.keys() & {"sf", "logsf"}
+        out.setdefault("logcdf", _logarithm(out["cdf"], out["sf"] if both else None))
+        out.setdefault("logsf", _logarithm(out["sf"], out["cdf"] if both else None))
     if "ppf" in out:
         out.setdefault("isf", lambda q, *xs: out["ppf"](1 - q, *xs))
     return out
+
+
+def _logarithm(probability: Formula, complement: Formula | None) -> Formula:
+    """The logarithm of a probability, from its complement where that is the smaller."""
+
+    def formula(*xs: Any) -> Any:
+        p = probability(*xs)
+        if complement is None:
+            return snp.log(p)
+        q = complement(*xs)
+        near = q < 0.5
+        return snp.where(
+            near, snp.log1p(-snp.where(near, q, 0.0)), snp.log(snp.where(near, 1.0, p))
+        )
+
+    return formula
 
 
 def _anywhere(*shapes: Any) -> tuple[Any, Any]:
@@ -239,7 +257,7 @@ def discrete(
     valid: Formula = _always,
     **given: Formula,
 ) -> Distribution:
-    """A distribution of whole numbers from `logpmf(k, *shapes)` and maybe `cdf` and `ppf`.
+    """A distribution of whole numbers from `logpmf(k, *shapes)` and maybe others, as `cdf`.
 
     All is NaN where `valid(*shapes)` does not hold.
     """
