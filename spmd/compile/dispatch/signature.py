@@ -52,6 +52,8 @@ class Signature:
         self.what = f"{what}({self.name})"
         self.source = source_of(fun)
         self.signature = _signature(fun)
+        # What functools.wraps shows is the signature of another function, and no call need fit it.
+        self._is_its_own = not hasattr(fun, "__wrapped__")
         self.parameters = dict(self.signature.parameters) if self.signature else {}
         self.positional = [p.name for p in self.parameters.values() if p.kind in _ANY_KIND]
         self.has_varargs = any(
@@ -207,7 +209,7 @@ class Signature:
 
     def check_arity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise Python's own TypeError, before anything is traced, if the call does not fit."""
-        if self.signature is None:
+        if self.signature is None or not self._is_its_own:
             return
         try:
             self.signature.bind(*args, **kwargs)
