@@ -10,13 +10,19 @@ Typed PRNG keys are elements too (`base/key_dtypes.py`), so that every structura
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from spmd.base.config import config
-from spmd.base.errors import DtypeError, IntegerRangeError, TypePromotionError
+from spmd.base.errors import (
+    ArgumentError,
+    DtypeError,
+    IntegerRangeError,
+    TypePromotionError,
+)
 from spmd.base.key_dtypes import is_key, key_name, prng_key
 from spmd.base.key_dtypes import key_dtype as key_dtype
 
@@ -300,6 +306,18 @@ def exact_integer(x: int, dtype: np.dtype) -> np.ndarray:
         f"the integer {x} does not fit {dtype.name}, which holds {limits.min} to {limits.max}. "
         "Give a dtype that holds it (64 bits need SPMD_ENABLE_X64=1), or make it a float"
     )
+
+
+def exact(x: Any, dtype: np.dtype) -> Any:
+    """`x`; an error if it is a Python number that `dtype` has not, once its fraction is cut off."""
+    kind = type(x)
+    if kind not in (int, float, complex) or is_bool(dtype):
+        return x
+    if kind is complex and not is_complex(dtype):
+        raise ArgumentError(f"{x!r} is no {dtype}; take its .real, .imag or abs() first")
+    if is_integer(dtype) and math.isfinite(x):
+        return exact_integer(int(x), dtype)
+    return x
 
 
 # ---- promotion ---------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class ArgumentError(SpmdError, TypeError, ValueError):
 
 
 class DtypeArgumentError(DtypeError, ArgumentError):
-    """The parameter `dtype` names a dtype that the function does not make."""
+    """A function makes no array of this dtype, or takes none: JAX raises a ValueError for it."""
 
 
 class SettingError(ArgumentError, AttributeError):

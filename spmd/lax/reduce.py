@@ -29,7 +29,7 @@ from spmd.core.structural import (
 )
 from spmd.core.trace import unchanged
 from spmd.core.vmap import BatchAxis, batch_flat
-from spmd.lax.arithmetic import add, div, log, max, min, mul, sub
+from spmd.lax.arithmetic import add, complex, div, imag, log, max, min, mul, real, sub
 from spmd.lax.convert import convert_element_type, stop_gradient
 from spmd.lax.elementwise import exp
 from spmd.lax.families import (
@@ -44,7 +44,7 @@ from spmd.lax.families import (
     reduction,
     shifted,
 )
-from spmd.lax.logic import bitwise_and, bitwise_or, bitwise_xor, eq, select
+from spmd.lax.logic import bitwise_and, bitwise_or, bitwise_xor, eq, ne, select
 from spmd.lax.slicing import slice_in_dim
 
 if TYPE_CHECKING:
@@ -81,12 +81,12 @@ def reduce_max(operand: Any, axes: Sequence[int]) -> Array:
 
     The dtype stays; NaN wins. Over no elements the result is minus infinity (the smallest integer,
     False). Elements that tie share the derivative equally. Raises `ShapeError` if a dim is out of
-    range or named twice, and `DtypeError` for complex numbers, which have no order.
+    range or named twice. Complex numbers are compared by their real parts first.
 
     >>> lax.reduce_max(np.array([[3, 1], [4, 1]]), (0,))
     Array([4, 1], dtype=int32)
     """
-    return _bind(reduce_max_p, operand, axes)
+    return _extreme(reduce_max_p, operand, axes)
 
 
 def reduce_min(operand: Any, axes: Sequence[int]) -> Array:
@@ -94,17 +94,36 @@ def reduce_min(operand: Any, axes: Sequence[int]) -> Array:
 
     The dtype stays; NaN wins. Over no elements the result is infinity (the largest integer, True).
     Elements that tie share the derivative equally. Raises `ShapeError` if a dim is out of range or
-    named twice, and `DtypeError` for complex numbers, which have no order.
+    named twice. Complex numbers are compared by their real parts first.
 
     >>> lax.reduce_min(np.array([[3, 1], [4, 1]]), (1,))
     Array([1, 1], dtype=int32)
     """
-    return _bind(reduce_min_p, operand, axes)
+    return _extreme(reduce_min_p, operand, axes)
 
 
 def _bind(prim: Primitive, operand: Any, axes: Sequence[int]) -> Any:
     axes = tuple(int(d) for d in axes)
     return prim.bind(operand, axes=axes) if axes else unchanged(operand)
+
+
+def _extreme(prim: Primitive, operand: Any, axes: Sequence[int]) -> Any:
+    """The extreme of reals, or that of complex numbers in lexicographic order, where NaN wins."""
+    if not dtypes.is_complex(typeof(operand).dtype):
+        return _bind(prim, operand, axes)
+    axes = tuple(int(d) for d in axes)
+    parts = real(operand), imag(operand)
+    first, second = (stop_gradient(part) for part in parts)
+    worst = const(
+        first, (dtypes.min_value if prim is reduce_max_p else dtypes.max_value)(typeof(first).dtype)
+    )
+    # The winners alone are left, so that they share the derivative as reals do.
+    won = eq(first, restored(_bind(prim, first, axes), first, axes))
+    second = select(won, second, worst)
+    won = bitwise_and(won, eq(second, restored(_bind(prim, second, axes), second, axes)))
+    undefined = reduce_or(ne(operand, operand), axes)
+    ends = (_bind(prim, select(won, part, worst), axes) for part in parts)
+    return complex(*(select(undefined, const(end, np.nan), end) for end in ends))
 
 
 def restored(out: Any, x: Any, axes: Sequence[int]) -> Any:

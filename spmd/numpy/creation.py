@@ -16,7 +16,6 @@ from spmd import lax
 from spmd.api import device_put
 from spmd.base import context, dtypes
 from spmd.base.errors import ArgumentError, ConcretizationError, RefusedError, ShapeError
-from spmd.base.source import current_source
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.explicit import lays_out_result, match_sharding
 from spmd.core.trace import EVAL, Tracer
@@ -120,25 +119,14 @@ def _from_value(x: Any, dtype: np.dtype | None, copy: bool) -> Any:
         is_python = isinstance(x, (int, float, complex)) and not isinstance(x, np.generic)
         if dtype is not None and (is_python or typeof(x).weak_type):
             return (
-                as_array(convert(exact(x, dtype), dtype))
+                as_array(convert(dtypes.exact(x, dtype), dtype))
                 if is_python
                 else lax.convert_element_type(x, dtype)
             )
         if copy and isinstance(x, (Tracer, Array)):
             return lax.copy(x) if isinstance(x, Tracer) else in_scope(alias(x))
         return as_array(x)
-    return lax.convert_element_type(exact(x, dtype), dtype)
-
-
-def exact(x: Any, dtype: np.dtype) -> Any:
-    """`x`; an error if it is a Python integer or complex number that `dtype` doesn't hold."""
-    if type(x) is int and dtypes.is_integer(dtype):
-        return dtypes.exact_integer(x, dtype)
-    if type(x) is complex and dtype.kind not in "bc":
-        raise ArgumentError(
-            f"{current_source()}: {x!r} is no {dtype.name}; take its .real, .imag or abs() first"
-        )
-    return x
+    return lax.convert_element_type(dtypes.exact(x, dtype), dtype)
 
 
 def _from_foreign(x: Any) -> Any:
@@ -172,7 +160,7 @@ def _from_nested(items: Sequence[Any], dtype: np.dtype | None) -> Any:
             return as_array(np.array(items, dtype=dtype))
         except OverflowError:
             for leaf in leaves:
-                exact(leaf, dtype)
+                dtypes.exact(leaf, dtype)
             raise
         except ValueError as error:
             raise ShapeError(f"array: {error}") from None
@@ -336,7 +324,7 @@ def full(
     if device is not None and found is None:
         found = typeof(value).dtype  # arrays that are placed have no weak type
     if found is not None:
-        value = exact(value, found)
+        value = dtypes.exact(value, found)
     return placed(_spread(value, shape, found), device)
 
 

@@ -92,8 +92,7 @@ class ScalarType(type):
 
     def __call__(cls, x: Any = 0) -> Any:
         dtype = dtypes.canonical(cls.dtype)
-        if type(x) is int and dtypes.is_integer(dtype):
-            x = dtypes.exact_integer(x, dtype)
+        x = dtypes.exact(x, dtype)
         return lax.convert_element_type(x if is_arraylike(x) else np.asarray(x), dtype)
 
     def __instancecheck__(cls, instance: Any) -> bool:

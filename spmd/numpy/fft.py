@@ -54,7 +54,7 @@ def _transform(
 ) -> Any:
     (a,) = promote_args_inexact(name, a)
     aval = typeof(a)
-    if aval.dtype in (dtypes.bfloat16, np.dtype(np.float16)):
+    if dtypes.is_float(aval.dtype) and aval.dtype.itemsize < 4:
         a = lax.convert_element_type(a, np.float32)
     if kind is FftType.RFFT and dtypes.is_complex(aval.dtype):
         raise DtypeError(

@@ -377,7 +377,7 @@ def iscomplexobj(x: ArrayLike) -> bool:
         return False
     found = getattr(x, "dtype", None)
     if not isinstance(found, np.dtype):
-        found = (np.asarray(x) if isinstance(x, (list, tuple)) else typeof(x)).dtype
+        found = (np.asarray(x) if isinstance(x, (list, tuple, str)) else typeof(x)).dtype
     return np.issubdtype(found, np.complexfloating)
 
 
@@ -488,7 +488,7 @@ def array_equiv(a1: Any, a2: Any) -> Array:
 
 
 def _array_of(x: Any) -> Any:
-    return np.asarray(x) if isinstance(x, (list, tuple)) else plain(x)
+    return np.asarray(x) if isinstance(x, (list, tuple, str)) else plain(x)
 
 
 def _all(x: Any) -> Any:

@@ -31,6 +31,7 @@ from spmd.numpy.promotion import (
     promote_args_inexact,
     promote_dtypes,
     promote_dtypes_inexact,
+    promote_dtypes_numeric,
     promotes_inside,
     result_type,
     select,
@@ -257,21 +258,22 @@ def polyval(p: ArrayLike, x: ArrayLike, *, unroll: int = 16) -> Array:
 def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Array:
     """The matrix whose columns are powers of a vector, the highest first, or last if `increasing`.
 
-    The shape is (size of `x`, `N`), and `N` is that size if it is None. The dtype is that to which
-    `x` and the default integer are promoted. Raises a `ShapeError` if `x` is no vector.
+    The shape is (size of `x`, `N`), and `N` is that size if it is None. The dtype is
+    that of `x`, and the default integer for bools. Raises a `ShapeError` if `x` is no vector.
 
     >>> snp.vander(np.array([1, 2, 3]))
     Array([[1, 1, 1],
            [4, 2, 1],
            [9, 3, 1]], dtype=int32)
     """
-    x = operand("vander", x)
+    (x,) = promote_dtypes_numeric(operand("vander", x))
     if typeof(x).ndim != 1:
         raise ShapeError(f"vander: x must have one dim, got {typeof(x)}")
     n = typeof(x).shape[0] if N is None else operator.index(N)
     exponents = lax.iota(default_int(), n)
     if not increasing:
         exponents = lax.rev(exponents, (0,))
+    exponents = lax.convert_element_type(exponents, typeof(x).dtype)
     return power(reshape(x, (-1, 1)), reshape(exponents, (1, -1)))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from spmd import lax
 from spmd.base import dtypes
 from spmd.base.config import config
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError, SpmdError
+from spmd.base.errors import ArgumentError, DtypeArgumentError, ShapeError, SpmdError
 from spmd.base.key_dtypes import visible
 from spmd.base.source import current_source
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
@@ -213,11 +213,11 @@ def promote_dtypes_complex(*xs: Any) -> list[Any]:
 
 
 def check_real(name: str, *xs: Any) -> None:
-    """Raise a DtypeError for a complex operand of a function that is real by nature."""
+    """Raise a DtypeError, also a ValueError, for complex operands of a function of reals."""
     for position, x in enumerate(xs):
         dtype = typeof(x).dtype
         if dtypes.is_complex(dtype):
-            raise DtypeError(
+            raise DtypeArgumentError(
                 f"{name} does not support complex input, got {dtype} at position {position}; "
                 "take .real, .imag or abs first"
             )

@@ -514,12 +514,16 @@ def cumulative_prod(
 
 
 def _without_nan(name: str, a: Any, fill: Any, out: Any = None) -> tuple[Any, Any]:
-    """`a` with NaN replaced, and where they were (None for dtypes that have none)."""
+    """`a` with NaN replaced by `fill`, or what it gives for a dtype, and where they were.
+
+    Dtypes that have no NaN have no mask either: None.
+    """
     a = operand(name, a, out)
     if not dtypes.is_inexact(typeof(a).dtype):
         return a, None
     mask = isnan(a)
-    return select(mask, constant_like(a, fill), a), mask
+    value = fill(typeof(a).dtype) if callable(fill) else fill
+    return select(mask, constant_like(a, value), a), mask
 
 
 def nansum(
@@ -564,7 +568,7 @@ def nanprod(
     return prod(filled, axis, dtype, out, keepdims, initial, where)
 
 
-def _nan_extreme(name: str, reduce: Any, fill: float, a: Any, axis: Any, out: Any, keepdims: Any,
+def _nan_extreme(name: str, reduce: Any, fill: Any, a: Any, axis: Any, out: Any, keepdims: Any,
                  initial: Any, where: Any) -> Any:  # fmt: skip
     filled, mask = _without_nan(name, a, fill, out)
     result = reduce(filled, axis, None, keepdims, initial, where)
@@ -589,7 +593,7 @@ def nanmax(
     >>> snp.nanmax(np.array([1.0, np.nan, 3.0]))
     Array(3., dtype=float32)
     """
-    return _nan_extreme("nanmax", max, -np.inf, a, axis, out, keepdims, initial, where)
+    return _nan_extreme("nanmax", max, dtypes.min_value, a, axis, out, keepdims, initial, where)
 
 
 def nanmin(
@@ -607,10 +611,10 @@ def nanmin(
     >>> snp.nanmin(np.array([1.0, np.nan, 3.0]))
     Array(1., dtype=float32)
     """
-    return _nan_extreme("nanmin", min, np.inf, a, axis, out, keepdims, initial, where)
+    return _nan_extreme("nanmin", min, dtypes.max_value, a, axis, out, keepdims, initial, where)
 
 
-def _nan_arg(find: Any, name: str, fill: float, a: Any, axis: Any, out: Any, keepdims: Any) -> Any:
+def _nan_arg(find: Any, name: str, fill: Any, a: Any, axis: Any, out: Any, keepdims: Any) -> Any:
     filled, mask = _without_nan(name, a, fill, out)
     position = find(filled, axis, keepdims=keepdims)
     if mask is None:
@@ -629,7 +633,7 @@ def nanargmax(
     >>> snp.nanargmax(np.array([1.0, np.nan, 3.0]))
     Array(2, dtype=int32)
     """
-    return _nan_arg(argmax, "nanargmax", -np.inf, a, axis, out, keepdims)
+    return _nan_arg(argmax, "nanargmax", dtypes.min_value, a, axis, out, keepdims)
 
 
 def nanargmin(
@@ -642,7 +646,7 @@ def nanargmin(
     >>> snp.nanargmin(np.array([np.nan, 2.0, 1.0]))
     Array(2, dtype=int32)
     """
-    return _nan_arg(argmin, "nanargmin", np.inf, a, axis, out, keepdims)
+    return _nan_arg(argmin, "nanargmin", dtypes.max_value, a, axis, out, keepdims)
 
 
 def nancumsum(a: ArrayLike, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:

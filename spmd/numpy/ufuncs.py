@@ -778,5 +778,6 @@ def angle(z: ArrayLike, deg: bool = False) -> Array:
     z = operand("angle", z)
     if not dtypes.is_inexact(typeof(z).dtype):
         z = convert(z, default_float())
+    z = lax.convert_element_type(z, typeof(z).dtype)
     result = lax.atan2(imag(z), real(z))
     return rad2deg(result) if deg else result
