@@ -22,6 +22,7 @@ from spmd.compile.cuda.launch import Function, Rendered
 from spmd.compile.cuda.legalise import legalise
 from spmd.compile.cuda.nvrtc import Compiled as Image
 from spmd.compile.cuda.nvrtc import compile_cubin
+from spmd.compile.cuda.sort import render_sort
 from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
@@ -36,6 +37,8 @@ from spmd.compile.lower.steps import (
     RankExchange,
     Ref,
     Schedule,
+    Sort,
+    SortRows,
     Step,
     While,
 )
@@ -193,6 +196,8 @@ class Builder(ProgramBuilder):
                 rendered = rendering(step.kernel)
             case Multiply():
                 rendered = rendering(step.product)
+            case Sort() | SortRows():
+                rendered = render_sort(step)
             case _:
                 raise AssertionError(f"{step} is not legal for CUDA")
         slots = [self.slot(ref) for ref in step.refs]

@@ -38,7 +38,7 @@ CHUNKS = Chunks(elements=4096, most=1024, enough_points=264)
 
 _HEADS = {
     name: Path(__file__).with_name(name).read_text(encoding="utf-8")
-    for name in ("scalar.cuh", "team.cuh")
+    for name in ("scalar.cuh", "team.cuh", "sort.cuh")
 }
 PRELUDE = "\n".join(_HEADS.values())
 
@@ -86,7 +86,7 @@ def render_product(product: Product) -> Rendered:
     arguments = tuple(range(len(parameters)))
     sizes = "x".join(map(str, (*product.batch, product.m, product.n, product.k)))
     comment = f"product {sizes}, then\n{format_kernel(product.epilogue)}"
-    return Rendered((_function(comment, parameters, text, launch, arguments, True),))
+    return Rendered((as_function(comment, parameters, text, launch, arguments, True),))
 
 
 def module_text(functions: Iterable[Function]) -> str:
@@ -121,7 +121,7 @@ def _render_whole(kernel: Kernel, first_temporary: int | None = None) -> Rendere
     scratch = zip(arguments[count:], temporaries, strict=True)
     parameters += [f"{dtype} *a{number}" for number, (dtype, _) in scratch]
     comment = format_kernel(kernel)
-    function = _function(comment, parameters, text, launch, arguments, barriers)
+    function = as_function(comment, parameters, text, launch, arguments, barriers)
     return Rendered((function,), temporaries)
 
 
@@ -129,7 +129,7 @@ def _parameter(arg: Arg, number: int) -> str:
     return f"{'const ' if arg.role == 'in' else ''}{arg.dtype} *a{number}"
 
 
-def _function(
+def as_function(
     comment: str,
     parameters: Sequence[str],
     text: Text,

@@ -1,7 +1,7 @@
 """Legalisation for CUDA: steps without a kernel become steps of the host.
 
-Sorts and contractions over windows have no CUDA kernel yet. The host computes them by their
-definitions; the program's text shows them as host steps, so nothing is hidden.
+Contractions over windows have no CUDA kernel yet. The host computes them by their definitions; the
+program's text shows them as host steps, so nothing is hidden.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spmd.compile.kernel.dtypes import DTYPES, kind
+from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.ir import Arg
 from spmd.compile.kernel.window_contraction import Contraction, interpret_contraction
-from spmd.compile.lower.steps import Contract, Ref, Schedule, Sort, SortRows, Step, View
+from spmd.compile.lower.steps import Contract, Ref, Schedule, Step, View
 from spmd.compile.native.program.steps import Host, with_blocks
-
-_WORD = np.dtype(np.uint64)
 
 
 def legalise(schedule: Schedule) -> Schedule:
@@ -30,42 +28,7 @@ def _steps(steps: Sequence[Step]) -> list[Step]:
 
 
 def _legal(step: Step) -> Step:
-    match step:
-        case Sort():
-            return _sort_words(step)
-        case SortRows():
-            return _sort_rows(step)
-        case Contract():
-            return _contract(step)
-    return step
-
-
-def _sort_words(step: Sort) -> Host[Ref]:
-    words = View(step.refs[0], (step.rows, step.size), _WORD)
-
-    def sort(device: int, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-        (rows,) = inputs
-        if step.kept is not None:
-            outputs[0][...] = np.sort(rows, axis=1)
-            return
-        order = np.argsort(rows >> np.uint64(32), axis=1, kind="stable")
-        outputs[0][...] = np.take_along_axis(rows, order, 1)
-
-    return Host(sort, (words,), (words,), step.name, step.source)
-
-
-def _sort_rows(step: SortRows) -> Host[Ref]:
-    dtype = DTYPES[step.dtype].numpy
-    source, target = (View(ref, (step.rows, step.size), dtype) for ref in step.refs[:2])
-
-    def sort(device: int, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-        (rows,) = inputs
-        # NumPy's order has NaNs last; that of small floats is their values'.
-        keys = rows.astype(np.float32) if kind(step.dtype) == "f" and dtype.itemsize < 4 else rows
-        order = np.argsort(keys, axis=1, kind="stable")
-        outputs[0][...] = np.take_along_axis(rows, order, 1)
-
-    return Host(sort, (source,), (target,), step.name, step.source)
+    return _contract(step) if isinstance(step, Contract) else step
 
 
 # ---- contractions ------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from spmd.sharding.named import Format, Layout, NamedSharding, Sharding
 from spmd.sharding.operand_layouts import (
     Layouts,
     call_in_scope,
+    device_of,
     layouts_of,
     output_shardings_in_scope,
 )
@@ -236,7 +237,12 @@ class Lowered(Stage):
         layouts = _layouts_of(traced.split.leaves)
         donated = used_donations(traced.jaxpr, traced.donated)
         program = select.compile_program(
-            traced.jaxpr, donated, self.optimised, layouts, traced.out_shardings
+            traced.jaxpr,
+            donated,
+            self.optimised,
+            layouts,
+            traced.out_shardings,
+            device_of(traced.split.leaves),
         )
         return Compiled(self.traced, program)
 

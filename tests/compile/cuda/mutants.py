@@ -19,6 +19,7 @@ from spmd.compile.cuda.kernel import PRELUDE, module_text, render, render_produc
 from spmd.compile.cuda.launch import Function, Rendered
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.matmul import interpret_product
+from tests.compile.cuda import test_sort
 from tests.compile.cuda.corpus import (
     operation_cases,
     program_kernels,
@@ -36,6 +37,7 @@ BARRIER = "__syncthreads();"
 # (for (int i = 0; i < 8; i++)), and of the steps over a depth, whose last is often not full.
 _NAMES = r"(?:point|lane|element|wanted|member|row \+ i|column \+ i|first \+ k|d\d+|t|k)"
 _BOUND = re.compile(rf"\b({_NAMES} (?:<|>=) )(\d+)\b")
+_FUNCTION_OF_HEAD = r"^(?:template .* )?(?:T|void) (\w+)\("
 _OF_REGISTERS = re.compile(r"for \(int \w+ = \d+; \w+ < \d+; \w+\+\+\)")
 
 
@@ -89,7 +91,9 @@ def subjects() -> list[Subject]:
     kernels = [make() for make, _ in LARGE.values()]
     cases += [Case(kernel, large_inputs(kernel)) for kernel in kernels]
     found: dict[tuple[str, ...], Subject] = {}
-    for subject in (*map(_of_case, cases), *map(_of_product, (*CASES, *of_programs()))):
+    products = map(_of_product, (*CASES, *of_programs()))
+    sorts = [Subject(case.rendered, case.arrays, case.check) for case in test_sort.cases()]
+    for subject in (*map(_of_case, cases), *products, *sorts):
         found.setdefault(tuple(f.symbol for f in subject.rendered.functions), subject)
     found.pop((), None)
     return list(found.values())
@@ -151,7 +155,7 @@ _HARMLESS = {
 def heads() -> Iterator[tuple[str, str, list[Subject]]]:
     """Each barrier of the head removed: its function, the head, and the subjects that call it."""
     for match in re.finditer(re.escape(BARRIER), PRELUDE):
-        name = re.findall(r"^template .* T (\w+)\(", PRELUDE[: match.start()], re.M)[-1]
+        name = re.findall(_FUNCTION_OF_HEAD, PRELUDE[: match.start()], re.M)[-1]
         calling = [s for s in subjects() if any(f"{name}<" in f.text for f in s.rendered.functions)]
         line = PRELUDE[: match.start()].count("\n") + 1
         broken = PRELUDE[: match.start()] + " " * len(BARRIER) + PRELUDE[match.end() :]

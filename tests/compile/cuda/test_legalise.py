@@ -17,13 +17,12 @@ from spmd.compile.cpu.assemble import assemble
 from spmd.compile.cuda.legalise import legalise
 from spmd.compile.executable.backend import CPU
 from spmd.compile.executable.executable import Executable
-from spmd.compile.lower.steps import Contract, Host, Sort, SortRows, walk
+from spmd.compile.lower.steps import Contract, Host, walk
 from spmd.compile.passes.pipeline import run_passes
 
 ASSEMBLER = SimpleNamespace(
     CalleeCompiler=assemble.CalleeCompiler, assemble=assemble.assemble, legalise=legalise
 )
-X = np.array([[3, -1, np.nan, 0.0, -0.0, 2, np.inf, -1], [1, 1, 0, 5, 4, 4, -2, 0]], np.float32)
 RNG = np.random.default_rng(0)
 
 
@@ -48,13 +47,6 @@ KERNEL = RNG.standard_normal((6, 4, 3, 2)).astype(np.float32)
 HALF = RNG.standard_normal((6, 2, 3, 2)).astype(np.float32)
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "sort": (snp.sort, (X,)),
-    "sort along the first dim": (lambda x: snp.sort(x, axis=0), (X,)),
-    "sort of whole numbers": (snp.sort, (RNG.integers(-9, 9, (5, 300)).astype(np.int32),)),
-    "sort of bfloat16": (lambda x: snp.sort(x.astype(snp.bfloat16)), (X,)),
-    "argsort": (snp.argsort, (X,)),
-    "top_k": (lambda x: lax.top_k(x, 3), (X,)),
-    "sort of pairs": (lambda x: lax.sort((x, x * 2), num_keys=1), (X,)),
     "convolution": (conv((1, 1), (1, 1), 1), (IMAGE, KERNEL)),
     "convolution with strides": (conv((2, 1), (1, 2), 1), (IMAGE, KERNEL)),
     "convolution in groups": (conv((1, 1), (1, 1), 2), (IMAGE, HALF)),
@@ -72,11 +64,9 @@ def test_the_host_computes_what_the_kernels_do(name):
     made = Legalised(closed, run_passes)
     steps = walk(made.schedule.steps)
     assert any(isinstance(step, Host) for step in steps)
-    assert not any(isinstance(step, Sort | SortRows | Contract) for step in steps)
+    assert not any(isinstance(step, Contract) for step in steps)
     wanted = spmd.tree_util.tree_leaves(spmd.jit(function)(*args))
     for out, value in zip(made(args), wanted, strict=True):
         if value.dtype == np.float32:
             np.testing.assert_allclose(out, value, 2e-5, 2e-5)
         np.testing.assert_array_equal(np.asarray(out).shape, value.shape)
-        if "conv" not in name:
-            assert np.asarray(out).tobytes() == np.asarray(value).tobytes()

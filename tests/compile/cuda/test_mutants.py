@@ -74,6 +74,17 @@ def test_a_barrier_removed_from_the_head_is_told():
     assert all(is_report(outcome) and "slots[" in outcome for outcome in found), name
 
 
+@pytest.mark.parametrize("function", ["sort_tiles", "merge_runs"])
+def test_each_barrier_of_sorts_is_told(function):
+    removed = [each for each in heads() if each[0].startswith(function)]
+    assert len(removed) == {"sort_tiles": 2, "merge_runs": 3}[function]
+    for name, head, calling in removed:
+        # Short rows, and those of more than a tile. A thread is alone with rows of one key.
+        found = outcomes_of_head(head, [*calling[2:6], calling[-1]])
+        assert "wrong" not in found, name
+        assert sum(map(is_report, found)) >= len(found) - 1, name
+
+
 @pytest.mark.nightly
 def test_each_removed_barrier_is_told_with_each_seed():
     mutants = list(barriers())
