@@ -1,7 +1,8 @@
 """Arrays to and from other libraries, in the same memory: `from_dlpack`, as in `jax.dlpack`.
 
 Another library takes an `Array` by its own `from_dlpack`. The memory is shared in both directions,
-and must not be written to as long as both use it.
+and must not be written to as long as both use it. It may be that of a GPU: then the streams of both
+libraries are ordered, and the host doesn't wait.
 
 >>> x = from_dlpack(np.ones(3, np.float32))
 >>> np.from_dlpack(x)
@@ -54,7 +55,7 @@ _SUPPORTED = frozenset(dtypes.ANY) - dtypes.SMALL - {dtypes.bfloat16}
 
 def to_dlpack(
     x: Array,
-    stream: None = None,
+    stream: int | None = None,
     dl_device: tuple[int, int] | None = None,
     max_version: tuple[int, int] | None = None,
     copy: bool | None = None,

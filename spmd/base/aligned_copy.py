@@ -1,4 +1,4 @@
-"""Copies of NumPy arrays as compiled code reads them fastest: on cache lines, or huge pages.
+"""Copies of arrays as compiled code reads them fastest: on cache lines, or huge pages.
 
 NumPy aligns to 16 bytes. A vector of 64 then lies on two cache lines wherever it is read, and a
 random element of a large array costs a look-up of its small page.
@@ -8,12 +8,31 @@ from __future__ import annotations
 
 import numpy as np
 
+from spmd.base import dtypes
+
+# What NumPy aligns to, and compiled code may rely on.
+_ALIGNMENT = 16
 _LINE = 64
 # Copies of fewer bytes are read in no time however they lie; finding a place would cost more.
 _ALIGNED_FROM = 4096
 _HUGE_PAGE = 2 * 2**20
 # From this size on NumPy itself asks for huge pages.
 _ADVISED = 2 * _HUGE_PAGE
+
+
+def why_copied(dtype: np.dtype, in_order: bool, address: int) -> str | None:
+    """The reason that memory of another library can't be read where it lies; None if it can.
+
+    `in_order` says whether its elements lie one after the other, from `address`.
+    """
+    wanted = dtypes.canonical(dtype)
+    if wanted != dtype:
+        return f"{dtype.name} becomes {wanted.name}"
+    if not in_order:
+        return "its elements are not one after the other"
+    if address % _ALIGNMENT:
+        return f"its address is no multiple of {_ALIGNMENT}"
+    return None
 
 
 def aligned_copy(value: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -16,6 +16,7 @@ from spmd import lax
 from spmd.api import device_put
 from spmd.base import context, dtypes
 from spmd.base.errors import ArgumentError, ConcretizationError, RefusedError, ShapeError
+from spmd.compile.lazy import cuda_sharing
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.explicit import lays_out_result, match_sharding
 from spmd.core.trace import EVAL, Tracer
@@ -63,10 +64,11 @@ def array(
     The dtype is the common dtype of the items, or `dtype`; Python floats become float32 and
     Python integers int32 (64 bits with x64). `ndmin` puts dims of size 1 in front of the shape.
     `copy=False` may return `object` itself. `order` may be None, "K", "C" or "A", which all
-    mean row-major; `device` is a device or sharding for the result. `out_sharding`, a sharding
-    or spec over `Explicit` mesh axes, is the layout of the result. Raises a `ShapeError` if the
-    items of a list differ in shape, and an `ArgumentError` for values that are no numbers or
-    for another `order`.
+    mean row-major; `device` is a device or sharding for the result. An object on a GPU, with
+    `__cuda_array_interface__`, stays there; its memory is shared if `copy` is False.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
+    Raises a `ShapeError` if the items of a list differ in shape, and an `ArgumentError` for values
+    that are no numbers or for another `order`.
 
     >>> snp.array([[1, 2], [3.5, 4]])
     Array([[1. , 2. ],
@@ -114,7 +116,10 @@ def _from_value(x: Any, dtype: np.dtype | None, copy: bool) -> Any:
         # Numbers in objects, and dates, are what NumPy makes of them.
         x = x.astype(dtype)
     if not is_arraylike(x):
-        x = _from_foreign(x)
+        if hasattr(x, "__cuda_array_interface__"):
+            x, copy = cuda_sharing.from_array_interface(x, copy or None), False
+        else:
+            x = _from_foreign(x)
     if dtype is None or dtype == typeof(x).dtype:
         is_python = isinstance(x, (int, float, complex)) and not isinstance(x, np.generic)
         if dtype is not None and (is_python or typeof(x).weak_type):

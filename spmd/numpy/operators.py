@@ -371,6 +371,8 @@ def install(cls: type) -> None:
         if name not in cls.__dict__:
             setattr(cls, name, value)
 
+    if cls is Array:
+        define("__cuda_array_interface__", property(standard.cuda_array_interface))
     for name, method in {**operators, **special}.items():
         method.__name__ = name if method.__name__ in ("method", "<lambda>") else method.__name__
         define(name, method)

@@ -21,6 +21,8 @@ from spmd.compile.cuda.launch import SHARED_WITHOUT_ASKING
 from spmd.compile.cuda.nvrtc import Compiled
 
 _MOST_SHARED_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_MEMORY_OF_A_DEVICE = 2  # cudaMemoryTypeDevice
+_WITHOUT_TIME = 2  # cudaEventDisableTiming
 _ANY_DIRECTION = 4  # cudaMemcpyDefault
 # In the names of errors after which a context is lost, cudaError... and CUDA_ERROR_...
 _LOST = "ILLEGAL", "MISALIGNED", "LAUNCHFAIL", "HARDWARESTACK", "INVALIDPC", "ASSERT"
@@ -109,6 +111,11 @@ class CupyDriver:
         gpu = self._gpu(device)
         return gpu.pool.used_bytes(), gpu.most_in_use
 
+    def device_of(self, address: int) -> int | None:
+        """The device whose memory an address is in; None if it is the host's."""
+        found = self._checked(runtime.pointerGetAttributes, address)
+        return found.device if found.type == _MEMORY_OF_A_DEVICE else None
+
     # -- work --
 
     def context(self, device: int) -> int:
@@ -118,6 +125,17 @@ class CupyDriver:
     def stream(self, device: int) -> int:
         """The handle of the device's stream."""
         return self._gpu(device).stream.ptr
+
+    def order(self, device: int, first: int, then: int) -> None:
+        """Let work that comes into stream `then` wait for the work that is in stream `first`."""
+        self._gpu(device)
+        with cupy.cuda.Device(device):
+            event = self._checked(runtime.eventCreateWithFlags, _WITHOUT_TIME)
+            try:
+                self._checked(runtime.eventRecord, event, first)
+                self._checked(runtime.streamWaitEvent, then, event)
+            finally:
+                runtime.eventDestroy(event)  # when it has happened
 
     def load(self, device: int, image: Compiled) -> int:
         """The handle of a module on a device."""

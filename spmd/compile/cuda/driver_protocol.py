@@ -81,6 +81,10 @@ class Driver(Protocol):
         """The bytes of a device that arrays and arenas hold now, and the most that they held."""
         ...
 
+    def device_of(self, address: int) -> int | None:
+        """The device whose memory an address is in; None if it is the host's."""
+        ...
+
     # -- work --
 
     def context(self, device: int) -> int:
@@ -89,6 +93,14 @@ class Driver(Protocol):
 
     def stream(self, device: int) -> int:
         """The handle of the device's stream for programs: its work runs in order, later."""
+        ...
+
+    def order(self, device: int, first: int, then: int) -> None:
+        """Let work that is put into stream `then` from now on wait for that in stream `first`.
+
+        Both are handles of streams of the device, by which the host does not wait; 1 and 2 are
+        CUDA's names for its default streams.
+        """
         ...
 
     def load(self, device: int, image: Compiled) -> int:

@@ -27,13 +27,18 @@ from spmd.sharding.named import SingleDeviceSharding
 
 
 class CudaMemory(DeviceMemory):
-    """Memory of a GPU, which is freed with the last reference to this object."""
+    """Memory of a GPU, which is freed with the last reference to this object.
 
-    __slots__ = ("device", "driver", "nbytes")
+    That at `address` belongs to another library: `lender` keeps it, and no program writes there.
+    """
 
-    def __init__(self, gpu: Driver, device: int, nbytes: int):
-        self.driver, self.device, self.nbytes = gpu, device, nbytes
-        self.address = gpu.allocate(device, max(nbytes, 1))
+    __slots__ = ("device", "driver", "lender", "nbytes")
+
+    def __init__(self, gpu: Driver, device: int, nbytes: int, address: int = 0, lender: Any = None):
+        if _lent:
+            _give_back_lent()
+        self.driver, self.device, self.nbytes, self.lender = gpu, device, nbytes, lender
+        self.address = address or gpu.allocate(device, max(nbytes, 1))
 
     def read(self, aval: ShapedArray) -> np.ndarray:
         out = np.empty(aval.shape, aval.dtype)
@@ -57,8 +62,23 @@ class CudaMemory(DeviceMemory):
 
     def __del__(self) -> None:
         address = getattr(self, "address", 0)
-        if address and not sys.is_finalizing():
+        if not address or sys.is_finalizing():
+            return
+        if self.lender is None:
             self.driver.free(self.device, address)
+        else:
+            _lent.append((self.driver, self.device, self.lender))
+            _give_back_lent()
+
+
+# Memory of other libraries that nobody refers to here, while work that reads it may be under way.
+_lent: list[tuple[Driver, int, Any]] = []
+
+
+def _give_back_lent() -> None:
+    """Let go of what no work reads any more; the host doesn't wait for the rest."""
+    asked = [_lent.pop() for _ in range(len(_lent))]
+    _lent.extend(each for each in asked if not each[0].is_idle(each[1]))
 
 
 def _number(device: Device | None) -> int:

@@ -23,6 +23,11 @@ RUNTIME = (
     "getDeviceCount() -> int",
     "getDeviceProperties(int device)",
     "free(intptr_t ptr)",
+    "pointerGetAttributes(intptr_t ptr) -> PointerAttributes",
+    "eventCreateWithFlags(unsigned int flags) -> intptr_t",
+    "eventRecord(intptr_t event, intptr_t stream)",
+    "streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)",
+    "eventDestroy(intptr_t event)",
     "memcpyAsync(intptr_t dst, intptr_t src, size_t size, int kind, intptr_t stream)",
 )
 DRIVER = (
@@ -54,6 +59,7 @@ class Standin:
     def __init__(self, gpu: EmulatorDriver):
         self.gpu, self.images = gpu, dict[bytes, Compiled]()
         self.here = threading.local()
+        self.events = dict[int, tuple[int, int]]()  # device and stream where they were recorded
         CUDADriverError.texts = gpu.error
         self.driver: Any = None  # the driver over it
         runtime = _module("cupy_backends.cuda.api.runtime", RUNTIME, self)
@@ -177,6 +183,26 @@ class Standin:
         assert stream == self.gpu.stream(self.device())
         _as_cupy(self.gpu.copy, self.device(), dst, src, size)
 
+    def pointerGetAttributes(self, ptr: int) -> Any:
+        device = self.gpu.device_of(ptr)
+        return SimpleNamespace(device=device or 0, type=0 if device is None else 2)
+
+    def eventCreateWithFlags(self, flags: int) -> int:
+        assert flags == 2
+        self.events[event := 0xE000 + len(self.events)] = -1, 0
+        return event
+
+    def eventRecord(self, event: int, stream: int) -> None:
+        self.events[event] = self.device(), stream
+
+    def streamWaitEvent(self, stream: int, event: int) -> None:
+        device, recorded = self.events[event]
+        assert device == self.device()
+        self.gpu.order(device, recorded, stream)
+
+    def eventDestroy(self, event: int) -> None:
+        del self.events[event]
+
     def ctxGetCurrent(self) -> int:
         return self.gpu.context(self.device())
 
@@ -215,11 +241,12 @@ def _module(name: str, signatures: tuple[str, ...], standin: Standin) -> Any:
 def _strict(signature: str, standin: Standin) -> Callable[..., Any]:
     name, given = re.match(r"(\w+)\((.*)\)", signature).groups()  # type: ignore[union-attr]
     kinds = [part.split()[0] for part in given.split(", ") if part]
+    required = len(kinds) - given.count("=")
 
     def call(*args: Any) -> Any:
-        if len(args) != len(kinds) or any(type(x) is not int for x in args):
+        if not required <= len(args) <= len(kinds) or any(type(x) is not int for x in args):
             raise TypeError(f"{signature} was given {args}")
-        if any(x < 0 for x, kind in zip(args, kinds, strict=True) if kind == "size_t"):
+        if any(x < 0 for x, kind in zip(args, kinds, strict=False) if kind == "size_t"):
             raise OverflowError(f"{signature} was given {args}")
         return getattr(standin, name)(*args)
 

@@ -16,6 +16,7 @@ from spmd.base.config import config
 from spmd.base.errors import CudaError, OutOfMemoryError
 from spmd.compile.cuda import assemble, driver
 from spmd.compile.cuda.emulator.driver import EmulatorDriver
+from tests.compile.cuda.other_library import Library
 from tests.compile.cuda.standin_cupy import DRIVER, RUNTIME, Standin
 
 NAME = "spmd.compile.cuda.driver_cupy"
@@ -71,6 +72,17 @@ def test_copies_are_in_the_stream(standin):
     np.testing.assert_array_equal(out, X)
     gpu.free(0, place)
     assert gpu.memory_in_use(0) == (0, X.nbytes)
+
+
+def test_streams_wait_for_each_other(standin):
+    gpu = standin.driver
+    place, library = gpu.allocate(1, X.nbytes), Library(1, gpu=standin.gpu)
+    gpu.copy(1, place, X.ctypes.data, X.nbytes)
+    gpu.order(1, gpu.stream(1), library.stream)
+    gpu.order(1, gpu.stream(1), 1)
+    np.testing.assert_array_equal(library.read(place, X.shape, X.dtype), X)
+    assert standin.events == {}
+    assert (gpu.device_of(place), gpu.device_of(X.ctypes.data)) == (1, None)
 
 
 def test_memory_that_is_not_there_is_an_error(standin):

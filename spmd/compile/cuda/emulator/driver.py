@@ -51,13 +51,18 @@ _COPY = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 4)
 _WAIT = _CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 
 
+# The names of a device's default streams in CUDA, for any thread and for each.
+_DEFAULT_STREAMS = 1, 2
+
+
 class _Stream:
-    """The work of a device that nobody waited for yet, and what failed of it.
+    """The work of a stream that nobody waited for yet, and what failed of it.
 
     With each work stands whether it is done even if the work before it failed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: int) -> None:
+        self.device = device
         self.work: deque[tuple[Callable[[], object], bool]] = deque()
         self.failure = ""
 
@@ -73,7 +78,9 @@ class EmulatorDriver:
     ):
         self.mode: Mode = mode
         self._gpus = [Gpu(k, capacity, seed) for k in range(devices)]
-        self._streams = [_Stream() for _ in range(devices)]
+        # Those for programs, by device, then those of other libraries.
+        self._streams = [_Stream(k) for k in range(devices)]
+        self._default_streams: dict[tuple[int, int], int] = {}
         self._random = random.Random(seed)
         self._lock = threading.RLock()
         # By thread of the system: Python forgets its own names of native threads after each call.
@@ -163,6 +170,10 @@ class EmulatorDriver:
         self._gpu(device)
         return self._in_use[device], self._most_in_use[device]
 
+    def device_of(self, address: int) -> int | None:
+        """The device that an address belongs to; None for the host's."""
+        return device_of(address)
+
     # -- work --
 
     def context(self, device: int) -> int:
@@ -174,6 +185,28 @@ class EmulatorDriver:
         """The handle of the device's stream."""
         self._gpu(device)
         return _FIRST_STREAM + device
+
+    def new_stream(self, device: int) -> int:
+        """The handle of another stream of a device, as other libraries have them."""
+        with self._lock:
+            self._gpu(device)
+            self._streams.append(_Stream(device))
+            return _FIRST_STREAM + len(self._streams) - 1
+
+    def order(self, device: int, first: int, then: int) -> None:
+        """Let work that comes into stream `then` wait for the work that is in stream `first`."""
+        with self._lock:
+            before, after = self._number(device, first), self._number(device, then)
+            if before == after:
+                return
+            happened: list[bool] = []
+
+            def wait() -> None:
+                while not happened:
+                    self._step(before)
+
+            self._put(before, lambda: happened.append(True), always=True)
+            self._put(after, wait, always=True)
 
     def load(self, device: int, image: Compiled) -> int:
         """The handle of a module on a device; its PTX is translated."""
@@ -207,21 +240,19 @@ class EmulatorDriver:
         """Put a copy into the device's stream, between any memories."""
         with self._lock:
             self._gpu(device)
-            self._memory(target, nbytes, "copy to")
-            self._memory(source, nbytes, "copy from")
-
-            def move() -> None:
-                into = self._memory(target, nbytes, "copy to")
-                ctypes.memmove(into, self._memory(source, nbytes, "copy from"), nbytes)
-
-            self._put(device, move)
+            self._put_copy(device, target, source, nbytes)
 
     def synchronize(self, device: int) -> None:
         """Do the work of the device's stream; raises a `CudaError` if any of it failed."""
         with self._lock:
             self._gpu(device)
-            self._run(device)
-            stream = self._streams[device]
+            self._wait(device)
+
+    def _wait(self, number: int) -> None:
+        """Do the work of a stream; raises a `CudaError` if any of it failed."""
+        with self._lock:
+            self._run(number)
+            stream = self._streams[number]
             failure, stream.failure = stream.failure, ""
         if failure:
             raise CudaError(failure)
@@ -264,10 +295,11 @@ class EmulatorDriver:
             device, kernel, most = _at(
                 self._functions, function - _FIRST_FUNCTION, "function", function
             )
-            if self._device(stream) != device:
+            number = self._current_stream(stream)
+            if self._streams[number].device != device:
                 raise CudaError(
                     f"launch of {kernel.symbol}: it is on CUDA device {device}, "
-                    f"and the stream is of device {self._device(stream)}"
+                    f"and the stream is of device {self._streams[number].device}"
                 )
             if (grid_y, grid_z, z) != (1, 1, 1) or 0 in (grid, x, y) or more:
                 raise CudaError(
@@ -283,15 +315,17 @@ class EmulatorDriver:
             launch = Launch(grid, (x, y), shared)
             gpu = self._gpus[device]
             gpu.check(kernel, launch)
-            self._put(device, lambda: gpu.launch(kernel, launch, given))
+            self._put(number, lambda: gpu.launch(kernel, launch, given))
 
         return self._coded(call)
 
     def _copy_entry(self, target: int, source: int, nbytes: int, stream: int) -> int:
-        return self._coded(lambda: self.copy(self._device(stream), target, source, nbytes))
+        return self._coded(
+            lambda: self._put_copy(self._current_stream(stream), target, source, nbytes)
+        )
 
     def _wait_entry(self, stream: int) -> int:
-        return self._coded(lambda: self.synchronize(self._device(stream)))
+        return self._coded(lambda: self._wait(self._current_stream(stream)))
 
     def _coded(self, call: Callable[[], None]) -> int:
         """0, or the code of the failure of a call."""
@@ -314,17 +348,29 @@ class EmulatorDriver:
             raise CudaError(f"CUDA device {device}: there are {len(self._gpus)} (emulated)")
         return self._gpus[device]
 
-    def _device(self, stream: int) -> int:
-        """The device of a stream, which must be this thread's current one."""
-        device = stream - _FIRST_STREAM
-        if not 0 <= device < len(self._gpus):
-            raise CudaError(f"{stream:#x} is no stream")
+    def _current_stream(self, stream: int) -> int:
+        """The number of a stream, whose device must be this thread's current one."""
         current = self._current.get(threading.get_native_id())
+        number = self._number(-1 if current is None else current, stream)
+        device = self._streams[number].device
         if current != device:
             raise CudaError(
                 f"a stream of CUDA device {device}, and the current device is {current}"
             )
-        return device
+        return number
+
+    def _number(self, device: int, stream: int) -> int:
+        """The number of a stream; the default ones are each device's own."""
+        if stream in _DEFAULT_STREAMS:
+            known = self._default_streams.get((device, stream))
+            if known is None:
+                known = self.new_stream(device) - _FIRST_STREAM
+                self._default_streams[device, stream] = known
+            return known
+        number = stream - _FIRST_STREAM
+        if not 0 <= number < len(self._streams):
+            raise CudaError(f"{stream:#x} is no stream")
+        return number
 
     def _memory(self, address: int, nbytes: int, what: str) -> int:
         """The host's address of a range of any memory."""
@@ -340,34 +386,44 @@ class EmulatorDriver:
             raise CudaError(f"{what} {address:#x} of CUDA device {owner}, which is freed")
         return view.ctypes.data
 
-    def _put(self, device: int, work: Callable[[], object], always: bool = False) -> None:
-        stream = self._streams[device]
+    def _put_copy(self, number: int, target: int, source: int, nbytes: int) -> None:
+        self._memory(target, nbytes, "copy to")
+        self._memory(source, nbytes, "copy from")
+
+        def move() -> None:
+            into = self._memory(target, nbytes, "copy to")
+            ctypes.memmove(into, self._memory(source, nbytes, "copy from"), nbytes)
+
+        self._put(number, move)
+
+    def _put(self, number: int, work: Callable[[], object], always: bool = False) -> None:
+        stream = self._streams[number]
         stream.work.append((work, always))
         if len(stream.work) > _LONGEST_QUEUE:
-            self._step(device)
+            self._step(number)
 
-    def _run(self, device: int) -> None:
-        """Do all work of a device, and of others as much as chance wants."""
-        while self._streams[device].work:
-            self._step(self._random.choice([device, *self._with_work()]))
+    def _run(self, number: int) -> None:
+        """Do all work of a stream, and of others as much as chance wants."""
+        while self._streams[number].work:
+            self._step(self._random.choice([number, *self._with_work()]))
 
     def _with_work(self) -> list[int]:
         return [k for k, stream in enumerate(self._streams) if stream.work]
 
-    def _step(self, device: int) -> None:
-        """Do the oldest work of a device."""
-        stream = self._streams[device]
+    def _step(self, number: int) -> None:
+        """Do the oldest work of a stream, which may be a wait for that of another."""
+        stream = self._streams[number]
         if not stream.work:
             return
         work, _ = stream.work.popleft()
-        self._is_running = True
+        was_running, self._is_running = self._is_running, True
         try:
             work()
         except CudaError as error:
             stream.failure = stream.failure or error.text
             stream.work = deque(each for each in stream.work if each[1])
         finally:
-            self._is_running = False
+            self._is_running = was_running
 
 
 def _at(table: Sequence, index: int, kind: str, handle: int):
