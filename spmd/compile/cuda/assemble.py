@@ -17,18 +17,19 @@ from typing import Any
 
 from spmd.compile.cuda import stream_steps_ir
 from spmd.compile.cuda.driver import CudaError, Driver, driver
-from spmd.compile.cuda.kernel import module_text, render, render_product
+from spmd.compile.cuda.kernel import module_text, render, render_contraction, render_product
 from spmd.compile.cuda.launch import Function, Rendered
-from spmd.compile.cuda.legalise import legalise
 from spmd.compile.cuda.nvrtc import Compiled as Image
 from spmd.compile.cuda.nvrtc import compile_cubin
 from spmd.compile.cuda.sort import render_sort
 from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
+from spmd.compile.kernel.window_contraction import Contraction
 from spmd.compile.lower.steps import (
     Branch,
     Compiled,
+    Contract,
     Copy,
     Exchange,
     Host,
@@ -60,6 +61,11 @@ LAUNCH_NS = 2000.0
 
 # Nothing is compiled while steps are written: the functions of a program are one module at the end.
 CalleeCompiler = nullcontext
+
+
+def legalise(schedule: Schedule) -> Schedule:
+    """The schedule with steps that the backend has: all but those that only `cpu` makes."""
+    return schedule
 
 
 def assemble(
@@ -148,9 +154,14 @@ def loaded(device: int, image: Image) -> int:
 
 
 @functools.cache
-def rendering(callee: Kernel | Product) -> Rendered:
-    """A kernel or a product as CUDA functions; equal ones are rendered once."""
-    return render(callee) if isinstance(callee, Kernel) else render_product(callee)
+def rendering(callee: Kernel | Product | Contraction) -> Rendered:
+    """A callee as CUDA functions; equal ones are rendered once."""
+    match callee:
+        case Kernel():
+            return render(callee)
+        case Product():
+            return render_product(callee)
+    return render_contraction(callee)
 
 
 # ---- building ----------------------------------------------------------------------------------
@@ -196,6 +207,8 @@ class Builder(ProgramBuilder):
                 rendered = rendering(step.kernel)
             case Multiply():
                 rendered = rendering(step.product)
+            case Contract():
+                rendered = rendering(step.contraction)
             case Sort() | SortRows():
                 rendered = render_sort(step)
             case _:

@@ -17,8 +17,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from spmd.compile.cuda import windows
 from spmd.compile.cuda.elementwise import render_points, render_tiles, tile_dim
 from spmd.compile.cuda.launch import Function, Launch, Rendered
 from spmd.compile.cuda.matmul import ProductText, as_rows, is_narrow
@@ -32,6 +34,7 @@ from spmd.compile.kernel.ir import Arg, Kernel, is_sequential
 from spmd.compile.kernel.iteration_space import is_elementwise, normalise
 from spmd.compile.kernel.matmul import Product, check_product
 from spmd.compile.kernel.split_reduction import Chunks, split_reduction
+from spmd.compile.kernel.window_contraction import Contraction, check_contraction
 
 # With this many rows every multiprocessor of today's largest GPUs has two of them.
 CHUNKS = Chunks(elements=4096, most=1024, enough_points=264)
@@ -87,6 +90,36 @@ def render_product(product: Product) -> Rendered:
     sizes = "x".join(map(str, (*product.batch, product.m, product.n, product.k)))
     comment = f"product {sizes}, then\n{format_kernel(product.epilogue)}"
     return Rendered((as_function(comment, parameters, text, launch, arguments, True),))
+
+
+def render_contraction(given: Contraction) -> Rendered:
+    """Render a contraction over windows; its arguments are A, B, the result, the epilogue's."""
+    check_contraction(given)
+    after = () if given.epilogue is None else given.epilogue.args[1:]
+    written = (2,) if given.epilogue is None else ()
+    numbers = (0, 1, *written, *range(3, 3 + len(after)))
+    if windows.is_narrow(given):
+        return _renumbered(render(windows.as_rows(given)), numbers, 3 + len(after))
+    text = Text()
+    text.depth = 1
+    launch = windows.WindowsText(given, text).write()
+    parameters = [f"const {given.dtype} *a", f"const {given.dtype} *b"]
+    parameters += [f"{given.dtype} *out" for _ in written]
+    parameters += [_parameter(arg, number) for number, arg in enumerate(after, 1)]
+    sizes = "x".join(map(str, (given.batch[0], given.rows.count, given.columns, given.depth.count)))
+    comment = f"contraction {sizes}"
+    if given.epilogue is not None:
+        comment += f", then\n{format_kernel(given.epilogue)}"
+    return Rendered((as_function(comment, parameters, text, launch, numbers, True),))
+
+
+def _renumbered(rendered: Rendered, numbers: Sequence[int], count: int) -> Rendered:
+    """A kernel whose arguments are those of these numbers among `count`."""
+    names = [*numbers, *range(count, count + len(rendered.temporaries))]
+    functions = tuple(
+        replace(f, arguments=tuple([names[k] for k in f.arguments])) for f in rendered.functions
+    )
+    return replace(rendered, functions=functions)
 
 
 def module_text(functions: Iterable[Function]) -> str:

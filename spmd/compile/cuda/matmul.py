@@ -13,7 +13,7 @@ team of threads sums along the depth.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from spmd.base.record import record
 from spmd.compile.cuda.body import LARGEST_INT, Body
@@ -23,7 +23,7 @@ from spmd.compile.cuda.text import Text, digits, linear
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import affine_range
 from spmd.compile.kernel.dtypes import from_bits, itemsize
-from spmd.compile.kernel.ir import Const, Kernel, Load, Map, Op, Store
+from spmd.compile.kernel.ir import Const, Kernel, Load, Map, Op, Pass, Store
 from spmd.compile.kernel.matmul import Operand, Product
 
 SIDE = 16  # threads along either side of a tile, and the depth of a slab
@@ -70,26 +70,40 @@ def as_rows(product: Product) -> Kernel:
         left, right = (b.convert(value, p.carried) for value in loaded)
         total = b.reduce("add", b.op("mul", left, right))
     with b.point():
-        values: dict[int, int] = {}
-        for instr in epilogue.passes[0].instrs:
-            match instr:
-                case Load(arg=0):
-                    made = total
-                case Load(arg=arg, map=where):
-                    made = b.load(args[arg + 1], where.strides, where.offset)
-                case Const(bits=bits, dtype=dtype):
-                    made = b.const(from_bits(bits, dtype), dtype)
-                case Op(op=op, dtype=dtype, operands=operands, attr=attr):
-                    made = _operation(b, op, [values[value] for value in operands], dtype, attr)
-                case _:
-                    raise AssertionError(f"no epilogue has {instr}")
-            values[instr.out] = made
-        for store in epilogue.passes[0].stores:
-            assert isinstance(store, Store)
-            where, value = store.map, values[store.value]
-            target = args[store.arg + 1]
-            b.store(target, where.strides, value, where.offset, combine=store.combine)
+        replay(b, epilogue, total, args[1:], lambda where: where.strides)
     return b.build()
+
+
+def replay(
+    b: Builder,
+    epilogue: Kernel,
+    total: int,
+    args: Sequence[int],
+    strides: Callable[[Map], Sequence[int]],
+) -> None:
+    """Write an epilogue into a kernel: `total` is the element of C.
+
+    `args` are the kernel's arguments for the epilogue's, and `strides` are those of a map of it
+    along the kernel's dims.
+    """
+    values: dict[int, int] = {}
+    for instr in epilogue.passes[0].instrs:
+        match instr:
+            case Load(arg=0):
+                made = total
+            case Load(arg=arg, map=where):
+                made = b.load(args[arg], strides(where), where.offset)
+            case Const(bits=bits, dtype=dtype):
+                made = b.const(from_bits(bits, dtype), dtype)
+            case Op(op=op, dtype=dtype, operands=operands, attr=attr):
+                made = _operation(b, op, [values[value] for value in operands], dtype, attr)
+            case _:
+                raise AssertionError(f"no epilogue has {instr}")
+        values[instr.out] = made
+    for store in epilogue.passes[0].stores:
+        assert isinstance(store, Store)
+        where, value = store.map, values[store.value]
+        b.store(args[store.arg], strides(where), value, where.offset, combine=store.combine)
 
 
 def _operation(b: Builder, op: str, operands: Sequence[int], dtype: str, attr: int | None) -> int:
@@ -140,12 +154,15 @@ def plan_tiles(product: Product) -> Tiling:
 class ProductText:
     """Writes the body of a tiled product."""
 
+    # Of the tables that addresses need, in shared memory behind the slabs.
+    table_bytes = 0
+
     def __init__(self, product: Product, text: Text):
         self.product = product
         self.text = text
         self.tiling = plan_tiles(product)
         self.body = Body(product.epilogue, text)
-        self.index = "int" if _fits(product) and self.body.index == "int" else "i64"
+        self.index = "int" if self.fits() and self.body.index == "int" else "i64"
         self.body.index = self.index
 
     def write(self) -> Launch:
@@ -163,14 +180,26 @@ class ProductText:
         text.add(f"const {self.index} row = {row} * {t.tall}, column = {column} * {t.wide};")
         self.body.index_of(range(len(p.batch)), batch)
         text.add(f"{carried} sums[{t.rows}][{t.columns}] = {{}};")
+        self.tables(f"shared + {shared}")
         with text.block(f"for ({self.index} first = 0; first < {p.k}; first += {SIDE})"):
             self._slab("left", p.a, "row", p.m, t.tall)
             self._slab("right", p.b.transposed, "column", p.n, t.wide)
             text.add("__syncthreads();")
+            self.next_tables()
             self._multiply()
             text.add("__syncthreads();")
         self._epilogue()
-        return Launch(math.prod(t.grid), (SIDE, SIDE), shared)
+        return Launch(math.prod(t.grid), (SIDE, SIDE), shared + self.table_bytes)
+
+    def fits(self) -> bool:
+        """Say whether the addresses of both operands fit in an int."""
+        return _fits(self.product)
+
+    def tables(self, after: str) -> None:
+        """Write the tables that addresses need; they begin at the address `after`."""
+
+    def next_tables(self) -> None:
+        """Write those of the next slabs, while this one is multiplied."""
 
     def _slab(self, name: str, operand: Operand, start: str, size: int, tile: int) -> None:
         """Bring SIDE columns of `tile` elements into shared memory; zeros where there are none."""
@@ -182,12 +211,16 @@ class ProductText:
         text.add("#pragma unroll")
         with text.block(f"for (int t = thread; t < {tile * SIDE}; t += {THREADS})"):
             text.add(f"const int i = {i}, k = {k};")
-            batch = [(self.body.dims[d], stride) for d, stride in enumerate(operand.batch)]
-            terms = [(f"({start} + i)", operand.row), ("(first + k)", operand.column)]
-            address = linear(0, [*batch, *terms])
+            address = self.address(name, operand, start)
             read = convert(f"load(&{source}[{address}])", operand.dtype, p.carried)
             inside = f"{start} + i < {size} && first + k < {p.k}"
             text.add(f"{name}[k * {tile + PADDING} + i] = {inside} ? {read} : 0;")
+
+    def address(self, name: str, operand: Operand, start: str) -> str:
+        """The offset of the element (start + i, first + k) of an operand."""
+        batch = [(self.body.dims[d], stride) for d, stride in enumerate(operand.batch)]
+        terms = [(f"({start} + i)", operand.row), ("(first + k)", operand.column)]
+        return linear(0, [*batch, *terms])
 
     def _multiply(self) -> None:
         t, text, carried = self.tiling, self.text, self.product.carried
@@ -226,8 +259,12 @@ class ProductText:
                 )
                 body.index_of((count, count + 1), (rows, columns))
                 text.add(f"if (d{count} >= {p.m} || d{count + 1} >= {p.n}) continue;")
-                body.instrs(step)
-                body.stores(step)
+                self.results(step)
+
+    def results(self, step: Pass) -> None:
+        """Write the epilogue of one element of C."""
+        self.body.instrs(step)
+        self.body.stores(step)
 
 
 def _fits(product: Product) -> bool:

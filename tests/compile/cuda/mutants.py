@@ -19,7 +19,7 @@ from spmd.compile.cuda.kernel import PRELUDE, module_text, render, render_produc
 from spmd.compile.cuda.launch import Function, Rendered
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.matmul import interpret_product
-from tests.compile.cuda import test_sort
+from tests.compile.cuda import test_sort, test_windows
 from tests.compile.cuda.corpus import (
     operation_cases,
     program_kernels,
@@ -92,8 +92,9 @@ def subjects() -> list[Subject]:
     cases += [Case(kernel, large_inputs(kernel)) for kernel in kernels]
     found: dict[tuple[str, ...], Subject] = {}
     products = map(_of_product, (*CASES, *of_programs()))
-    sorts = [Subject(case.rendered, case.arrays, case.check) for case in test_sort.cases()]
-    for subject in (*map(_of_case, cases), *products, *sorts):
+    others = [*test_sort.cases(), *test_windows.cases()]
+    others = [Subject(case.rendered, case.arrays, case.check) for case in others]
+    for subject in (*map(_of_case, cases), *products, *others):
         found.setdefault(tuple(f.symbol for f in subject.rendered.functions), subject)
     found.pop((), None)
     return list(found.values())
@@ -122,7 +123,7 @@ def equivalent_barrier(mutant: Mutant) -> str:
     """Why a kernel does not need a barrier that it has; "" if it does."""
     text = mutant.broken.text
     loop = re.search(r"for \(int first = 0; first < (\d+); first \+= (\d+)\)", text)
-    if loop and int(loop[1]) <= int(loop[2]) and "product" in text:
+    if loop and int(loop[1]) <= int(loop[2]) and re.search("^// (product|contraction)", text):
         return "the last barrier of a loop with one step"
     if "// for each element of the row" in text and text.count("tile") == 0:
         return "a thread reads only elements of the row that it wrote itself"
