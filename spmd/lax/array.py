@@ -233,10 +233,10 @@ def full_like(
     """
     aval = typeof(x)
     shape = aval.shape if shape is None else shape
-    is_placed = not isinstance(x, Tracer) and getattr(x, "committed", False)
-    if sharding is None and tuple(shape) == aval.shape and is_placed:
+    placed: Any = None if isinstance(x, Tracer) else x
+    if sharding is None and tuple(shape) == aval.shape and getattr(placed, "committed", False):
         is_traced = isinstance(fill_value, Tracer) or context.state.trace is not EVAL
-        sharding = None if is_traced or x.is_unreduced else x.sharding
+        sharding = None if is_traced or placed.is_unreduced else placed.sharding
     if dtype is not None:
         out = full(shape, fill_value, dtype)
     elif dtypes.is_key(aval.dtype):
