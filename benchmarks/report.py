@@ -49,7 +49,7 @@ def record(
     """Everything that is needed to judge the figures later."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "machine": {
             "cpu": _cpu(),
             "cores": len(os.sched_getaffinity(0)),
@@ -65,7 +65,9 @@ def record(
     }
 
 
-def _commit() -> str:
+def commit() -> str:
+    """The commit, and whether anything was changed after it."""
+
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
         return done.stdout.strip()
@@ -121,10 +123,11 @@ def table(results: Sequence[Result]) -> str:
         if "limit" in sides:
             row.append(_part(found))
         rows.append(row)
-    return _lines(rows)
+    return lines(rows)
 
 
-def _lines(rows: Sequence[Sequence[str]]) -> str:
+def lines(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as a table in Markdown."""
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -186,7 +189,7 @@ def summary(results: Sequence[Result]) -> str:
                 str(sum(value < 1 for value in against_jax)),
             ]
         )
-    return _lines(rows)
+    return lines(rows)
 
 
 def _mean(ratios: Sequence[float]) -> str:
@@ -252,7 +255,7 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> str:
                 f"{ratio:.2f}",
             ]
         )
-    return _lines(rows)
+    return lines(rows)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -121,7 +121,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine lacks, with the reason, and keep mpirun tests on one worker."""
     mpi_reason = None if find_mpirun() else 'needs an MPI: pip install "spmd[mpi]"'
-    gpu_reason = _gpu_missing()
     asked_for_nightly = "nightly" in config.getoption("markexpr")
     for item in items:
         nightly = item.get_closest_marker("nightly")
@@ -133,8 +132,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group("mpi"))
             if mpi_reason:
                 item.add_marker(pytest.mark.skip(reason=mpi_reason))
-        if item.get_closest_marker("gpu") and gpu_reason:
-            item.add_marker(pytest.mark.skip(reason=gpu_reason))
 
 
 # ---- fixtures ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from tests.lax.test_records import assert_close
 
 WANTED = [np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.complex64)]
 
-pytestmark = pytest.mark.usefixtures("gpus")
+pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.gpu]
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=str)

@@ -63,16 +63,19 @@ CONTROL = {
 }
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", CONTROL)
 def test_control_flow(name):
     assert_as_on_cpu(CONTROL[name], X)
 
 
+@pytest.mark.gpu
 def test_a_gradient_through_a_loop():
     w = np.random.default_rng(0).standard_normal((3, 6, 6)).astype(np.float32)
     assert_as_on_cpu(spmd.value_and_grad(layers, (0, 1)), w, X)
 
 
+@pytest.mark.gpu
 def test_operations_outside_of_jit():
     x = snp.asarray(X)
     y = (snp.sin(x)[1:] * 2 + x[:-1]).sum(axis=0).at[2].set(7)
@@ -98,6 +101,7 @@ def test_operands_on_two_devices_are_an_error():
         spmd.jit(snp.add)(x, spmd.device_put(X, spmd.devices("cpu")[0]))
 
 
+@pytest.mark.gpu
 def test_donated_memory_is_given_back():
     x = snp.asarray(X) + 1
     y = spmd.jit(lambda x: x * 2, donate_argnums=0)(x)
@@ -125,6 +129,7 @@ def test_memory_is_counted():
     assert spmd.devices("cpu")[0].memory_stats() is None
 
 
+@pytest.mark.gpu
 def test_callbacks_get_values_of_the_device(capfd):
     def call(x):
         spmd.debug.print("sum {}", x.sum())
@@ -135,6 +140,7 @@ def test_callbacks_get_values_of_the_device(capfd):
     assert "sum " in capfd.readouterr().out
 
 
+@pytest.mark.gpu
 def test_an_exception_in_a_callback_is_raised():
     def refuse(x):
         raise KeyError("no such row")
