@@ -158,7 +158,7 @@ def _moved(x: Any, place: Sharding) -> Array | None:
 def _traced(name: str, x: Tracer, place: Any) -> Tracer:
     """A traced value is where its program runs; a sharding constrains it."""
     if isinstance(place, NamedSharding):
-        return constrain(f"device_put: {name}", x, place)
+        return constrain(f"device_put: {name}", x, place, moves=True)
     devices = {place} if isinstance(place, Device) else getattr(place, "device_set", set())
     if place is None or devices == {default_device()}:
         return x

@@ -583,11 +583,13 @@ class Plan:
         if is_reordered(self.mesh, sharding):  # the order of devices counts for results alone
             return similar_spec(self.mesh, sharding)
         found = spec_over(self.mesh, sharding)
-        if found is None or eqn.prim is reshard_p:
+        there, here = ([d.id for d in m.flat_devices()] for m in (mesh, self.mesh))
+        if found is None or eqn.prim is reshard_p or set(there) != set(here):
             raise ShardingError(
                 f"{eqn.source}: a value of {eqn.invars[0].aval.short()} is constrained to {spec} "
-                f"over {mesh}, but the program is over {self.mesh}, the mesh of its first argument "
-                "over one; place arguments and constraints over one mesh"
+                f"over {mesh} on devices {there}, but the program is over {self.mesh} on devices "
+                f"{here}, the mesh of its first argument over one; nothing is moved silently. "
+                "Place arguments and constraints over one mesh: device_put(x, sharding)"
             )
         return found
 

@@ -99,8 +99,11 @@ class FastCalls:
 
     def note_map(self, call: MappedCall) -> None:
         """Count an evaluated call of a mapped function."""
-        kinds = tuple((type(x), isinstance(x, Array) and x.shards is None) for x in call.leaves)
-        self.note((id(call.params["jaxpr"]), kinds), partial(hook.specialise, call))
+        kinds = [
+            (type(x), (x.shards is None, x._sharding is None)) if isinstance(x, Array) else type(x)
+            for x in call.leaves
+        ]
+        self.note((id(call.params["jaxpr"]), *kinds), partial(hook.specialise, call))
 
     def clear(self) -> None:
         """Forget all closures."""

@@ -8,7 +8,6 @@ from spmd.base.context import state
 from spmd.base.errors import (
     ArgumentError,
     ConstraintError,
-    DeviceError,
     NoMeshError,
     PytreeError,
     ShapeError,
@@ -38,14 +37,17 @@ from spmd.sharding.named import (
     SingleDeviceSharding,
     without_layout,
 )
-from spmd.sharding.operand_layouts import layouts_of
+from spmd.sharding.operand_layouts import check_on_devices, layouts_of
 from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh, scope
 
 
-def constrain(name: str, x: Any, sharding: NamedSharding, asserts: bool = False) -> Any:
+def constrain(
+    name: str, x: Any, sharding: NamedSharding, asserts: bool = False, moves: bool = False
+) -> Any:
     """Lay one traced value out, which errors call `name`.
 
-    Along `Explicit` axes it is moved; if the caller `asserts` it must be laid out so already.
+    Along `Explicit` axes it is moved; if the caller `asserts` it must be laid out so already. What
+    is committed to other devices is an error unless the caller `moves` it.
     """
     what = f"{current_source()}: {name}"
     frames = [frame for frame in state.axes if frame.kind != "vmap"]
@@ -75,6 +77,8 @@ def constrain(name: str, x: Any, sharding: NamedSharding, asserts: bool = False)
         if explicit.spec.all_axes() == sharding.spec.all_axes():
             return x
     more = {"uneven": True} if sharding.uneven else {}
+    if moves:
+        more["moves"] = True
     return sharding_constraint_p.bind(x, mesh=sharding.mesh, spec=sharding.spec, **more)
 
 
@@ -137,15 +141,13 @@ def _check_same_devices(what: str, names: Any, leaves: Any, places: Any) -> None
     for name, x, place in zip(names, leaves, places, strict=True):
         now = getattr(x, "_sharding", None)
         place = without_layout(place)
-        if isinstance(now, NamedSharding) and isinstance(place, Sharding):
-            wanted = place.mesh if isinstance(place, NamedSharding) else place
-            there = () if isinstance(wanted, AbstractMesh) else place.device_set
-            if there and there != now.device_set:
-                raise DeviceError(
-                    f"{current_source()}: {what}: {name} ({x.aval.short()}) is on the devices "
-                    f"{sorted(d.id for d in now.device_set)}, and the constraint names "
-                    f"{sorted(d.id for d in there)}; device_put({name}, sharding) moves it"
-                )
+        if isinstance(now, Sharding) and isinstance(place, (Sharding, PartitionSpec)):
+            wanted = as_sharding(f"{what}: {name}", place)
+            if isinstance(wanted.mesh, AbstractMesh):
+                continue
+            devices = wanted.layout[0]
+            about = what, name, "the sharding", f"device_put({name}, sharding)"
+            check_on_devices(devices, [x], lambda _, about=about: about)
 
 
 def _of_struct(place: Any, shape: tuple[int, ...]) -> Any:
@@ -248,7 +250,8 @@ def _batch(axis: Any, operands: Any, at: Any, *, spec: PartitionSpec, **params: 
     return sharding_constraint_p.bind(x, spec=deeper, **params), d
 
 
-# `uneven=True` is there if parts may have different sizes at the edges of a program, too.
+# `uneven=True` is there if parts may have different sizes at the edges of a program, too;
+# `moves=True` if the user moves the value, even from other devices.
 sharding_constraint_p = Primitive(
     "sharding_constraint",
     abstract=lambda x, **params: x,

@@ -77,6 +77,31 @@ def strays(leaves: Sequence[Any]) -> bool:
     return first is not None and (is_free or len(leaves) == 1)
 
 
+def check_on_devices(
+    devices: tuple[int, ...],
+    operands: Sequence[Any],
+    describe: Callable[[int], tuple[str, str, str, str]],
+    in_order: bool = False,
+) -> None:
+    """Raise a DeviceError if an operand is committed to other devices than those with these ids.
+
+    If they must be `in_order`, another order is an error too. `describe` gives of an operand the
+    function, what a user calls the operand, what is over the devices, and the fix.
+    """
+    for k, x in enumerate(operands):
+        if type(x) is not Array or x._sharding is None:
+            continue
+        own = x._sharding.layout[0]
+        if own == devices or (not in_order and set(own) == set(devices)):
+            continue
+        what, name, cause, fix = describe(k)
+        place = f"devices {list(own)}" if len(own) > 1 else next(iter(x.sharding.device_set))
+        raise DeviceError(
+            f"{current_source()}: {what}: {name} ({x.aval.short()}) is committed to {place}, and "
+            f"{cause} is over devices {list(devices)}; nothing is moved silently. Pass {fix}"
+        )
+
+
 def check_in_scope(
     mesh: Mesh, leaves: Sequence[Any], name_of: Callable[[int], str], strict: bool = False
 ) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from spmd.base.config import config
 from spmd.base.context import state
 from spmd.base.device import process_index
-from spmd.base.errors import ArgumentError, DeviceError, PytreeError, ShardingError
+from spmd.base.errors import ArgumentError, PytreeError, ShardingError
 from spmd.base.source import current_source
 from spmd.base.tree import (
     TreeDef,
@@ -50,6 +50,7 @@ from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
 from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.named import NamedSharding, meshes_of_types
 from spmd.sharding.nested_maps import is_inside_map
+from spmd.sharding.operand_layouts import check_on_devices
 from spmd.sharding.shard_map_rules import (
     Manual,
     axes_of_map,
@@ -231,18 +232,12 @@ def _manual_axes(f: Any, mesh: NamedAxes, axis_names: Any) -> Manual:
 
 
 def _check_devices(what: str, names: Sequence[str], flat: Sequence[Any], mesh: Mesh) -> None:
-    """Raise if an argument lies on several devices that are not the mesh's."""
-    wanted = None
-    for name, x in zip(names, flat, strict=True):
-        if type(x) is not Array or x.shards is None:
-            continue
-        wanted = wanted or tuple(d.id for d in mesh.flat_devices())
-        if x.sharding.layout[0] != wanted:
-            raise DeviceError(
-                f"{current_source()}: {what}: {name} ({x.aval.short()}) is on devices "
-                f"{list(x.sharding.layout[0])}, the mesh on devices {list(wanted)}; move it with "
-                "device_put(x, NamedSharding(mesh, spec))"
-            )
+    """Raise if an argument is committed to other devices, or to the mesh's in another order."""
+
+    def describe(k: int) -> tuple[str, str, str, str]:
+        return what, names[k], "the mesh", f"device_put({names[k]}, NamedSharding(mesh, spec))"
+
+    check_on_devices(tuple([d.id for d in mesh.flat_devices()]), flat, describe, in_order=True)
 
 
 def _call(
@@ -262,7 +257,8 @@ def _call(
     flat, in_tree = tree_flatten(args)
     names = leaf_names(f, args)
     check_arrays(what, names, flat)
-    _check_devices(what, names, flat, mesh)
+    if is_evaluated():  # inside jit a value from outside is a constant, which has no place
+        _check_devices(what, names, flat, mesh)
     avals = [typeof(x) for x in flat]
     if in_specs is Infer:
         specs = [_inferred_spec(what, aval, mesh, manual) for aval in avals]

@@ -53,6 +53,7 @@ from spmd.sharding.named import NamedSharding, meshes_of_types
 from spmd.sharding.operand_layouts import (
     Layouts,
     check_in_scope,
+    check_on_devices,
     device_of,
     in_scope_mesh,
     layouts_of,
@@ -142,6 +143,8 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
     if busy and state.mesh is not None and not state.axes:
         return _in_scope(state.mesh, prim, operands, params)
     if prim is shard_map_p and "manual" not in params:
+        if params["kind"] == "manual":
+            _check_devices_of_map(operands, params)
         return mesh_executable.evaluate_map(params, operands)
     if config.transfer_guard_host_to_device != "allow":
         _guard_transfers(prim, operands)
@@ -201,6 +204,22 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         if device is not None:
             executable.place(outs, executable.common_home(operands))
     return outs if prim.multiple else outs[0]
+
+
+def _check_devices_of_map(operands: Sequence[Any], params: dict[str, Any]) -> None:
+    """Raise a DeviceError if a map's operand or constant is committed to other devices."""
+    devices = tuple([d.id for d in params["mesh"].flat_devices()])
+    closed = params["jaxpr"]
+
+    def describe(k: int) -> tuple[str, str, str, str]:
+        names = closed.jaxpr.arg_names
+        name = names[k] if k < len(names) else ""
+        fix = f"device_put({name or 'x'}, NamedSharding(mesh, spec))"
+        if k >= len(operands):
+            name = "an array from outside, which it uses,"
+        return f"shard_map({params['name']})", name or f"operand {k}", "the mesh", fix
+
+    check_on_devices(devices, [*operands, *closed.consts], describe)
 
 
 def _in_scope(mesh: Mesh, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -265,6 +284,10 @@ def _laid_out(prim: Primitive, x: Any, params: dict[str, Any]) -> Array | None:
     sharding = NamedSharding(
         mesh, spec.update(unreduced=frozenset()), uneven=params.get("uneven", False)
     )
+    if not params.get("moves", False) and prim.name == "sharding_constraint":
+        devices = tuple([d.id for d in mesh.flat_devices()])
+        about = "with_sharding_constraint", "x", "the sharding", "device_put(x, sharding)"
+        check_on_devices(devices, [x], lambda _: about)
     placed = redistribute.redistributed(x, sharding) if isinstance(x, Array) else None
     if placed is None:
         placed = shard_value(to_numpy(x), typeof(x).strip_sharding(), sharding, process_index())

@@ -631,6 +631,7 @@ class JitFunction:
             split,
             entry.out_shardings,
             state.mesh,
+            self._home,
         )
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:

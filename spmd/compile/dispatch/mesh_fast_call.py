@@ -123,8 +123,10 @@ class _MapWriter(fast_call.Writer):
         self.shards.append(None)
         starts = _contiguous_starts(aval, sharding)
         if type(leaf) is Array:
-            self.put(f"if {name}.aval is not {self.bind(aval)} or {name}.shards is not None:")
-            self.lines[-1] += " return MISS"
+            # An array that is committed to a device may not be moved: it is matched by its place.
+            place = "None" if leaf._sharding is None else self.bind(leaf._sharding)
+            self.put(f"if {name}.aval is not {self.bind(aval)} or {name}.shards is not None or")
+            self.lines[-1] += f" {name}._sharding is not {place}: return MISS"
             self.operand(f"{name}.ptr", entry_layout.ADDRESS, words[0])
         else:
             self.match_value(name, leaf, aval, words[0])

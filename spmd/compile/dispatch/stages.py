@@ -24,7 +24,7 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import dce, eval_closed
 from spmd.core.trace import Tracer
 from spmd.sharding.array import Array, check_donated
-from spmd.sharding.named import Format, Layout, NamedSharding, Sharding
+from spmd.sharding.named import Format, Layout, NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import (
     Layouts,
     call_in_scope,
@@ -124,6 +124,8 @@ class Traced(Stage):
     out_shardings: tuple[Sharding | None, ...]
     # What `set_mesh` had set.
     mesh: Mesh | None = None
+    # The device that `jit` was told.
+    home: SingleDeviceSharding | None = None
 
     @property
     def traced(self) -> Traced:
@@ -244,7 +246,7 @@ class Lowered(Stage):
             traced.out_shardings,
             device_of(traced.split.leaves),
         )
-        return Compiled(self.traced, program)
+        return Compiled(traced, program, None if program.is_map else _place_of(traced))
 
 
 # Options of XLA that programs set; what they choose among is not there here.
@@ -278,6 +280,14 @@ def _formats(avals: Sequence[ShapedArray], shardings: Sequence[Any]) -> list[For
     return [Format(Layout(tuple(range(a.ndim))), s) for a, s in pairs]
 
 
+def _place_of(traced: Traced) -> SingleDeviceSharding | None:
+    """The device that `jit` was told, or that an argument is committed to, if there is one."""
+    places: list[Any] = [traced.home]
+    for x in traced.split.leaves:
+        places.append(x._sharding if type(x) is Array else getattr(x, "sharding", None))
+    return next((s for s in places if isinstance(s, SingleDeviceSharding)), None)
+
+
 def _layouts_of(leaves: list[Any]) -> Layouts | None:
     """The shardings of arrays over a mesh, and of structures that stand for such arrays."""
     given = [x.sharding if type(x) is ShapeDtypeStruct else None for x in leaves]
@@ -296,6 +306,8 @@ class Compiled(Stage):
 
     traced: Traced
     executable: Executable | MeshProgram
+    # The device of a program of one, where an argument or the user of `jit` has said it.
+    _place: SingleDeviceSharding | None = None
 
     @property
     def out_tree(self) -> TreeDef:
@@ -315,7 +327,7 @@ class Compiled(Stage):
 
     @property
     def _input_shardings(self) -> list[Any]:
-        mesh, found = self.traced.mesh, self.executable.input_shardings
+        mesh, found = self.traced.mesh, self._program_shardings
         if mesh is None or self.executable.is_map:
             return found
         return [NamedSharding(mesh, PartitionSpec())] * len(found)
@@ -382,16 +394,32 @@ class Compiled(Stage):
         return self.out_tree.unflatten(call_in_scope(mesh, self.executable, leaves, names, wanted))
 
     def _check_layouts(self, what: str, leaves: list[Any], args: Any, kwargs: Any) -> None:
-        """Raise if an array over a mesh is laid out otherwise than it was compiled for."""
-        if layouts_of(leaves) is None:
+        """Raise if a committed array is laid out otherwise than it was compiled for."""
+        place = self._place
+        for x in leaves:
+            if type(x) is Array:
+                own = x._sharding
+                if own is not None and (place is None or own is not place):
+                    break
+        else:
             return
-        for k, (x, wanted) in enumerate(zip(leaves, self.executable.input_shardings, strict=True)):
-            if type(x) is not Array or x.shards is None or wanted is None:
+        if place is None and self.traced.mesh is not None and not self.executable.is_map:
+            if layouts_of(leaves) is None:
+                return  # `call_in_scope` compares devices
+        for k, (x, wanted) in enumerate(zip(leaves, self._program_shardings, strict=True)):
+            if type(x) is not Array or x._sharding is None or wanted is None:
                 continue
             if not x.sharding.is_equivalent_to(wanted, x.ndim):
                 name = self.traced.signature.leaf_names(args, kwargs)[k]
+                lies = wanted.device if isinstance(wanted, SingleDeviceSharding) else wanted
                 raise ShardingError(
                     f"{what}: argument {name} ({x.aval.short()}) is laid out by {x.sharding}, "
-                    f"compiled for {wanted}; nothing is moved silently. Pass "
+                    f"compiled for {lies}; nothing is moved silently. Pass "
                     f"device_put({name}, compiled.input_shardings...), or lower for this layout"
                 )
+
+    @property
+    def _program_shardings(self) -> list[Any]:
+        """The sharding of each argument: a program of one device runs where it was lowered for."""
+        found = self.executable.input_shardings
+        return found if self._place is None else [self._place] * len(found)

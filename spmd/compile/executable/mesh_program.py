@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,17 @@ import numpy as np
 from spmd.base.config import config
 from spmd.compile.executable.executable import common_home
 from spmd.compile.lazy import mesh_executable
-from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, all_eqns
 from spmd.sharding.array import Array, usable
+from spmd.sharding.operand_layouts import check_on_devices
+from spmd.sharding.spec import Mesh
 
 
 class MeshProgram:
     """Runs one shard_map equation; call it with the flat list of arguments.
 
-    `whole` is the program that was partitioned, if one was.
+    `whole` is the program that was partitioned, if one was; `names` are those of arguments if the
+    jaxpr has none.
     """
 
     is_map = True
@@ -28,10 +31,11 @@ class MeshProgram:
         eqn: Eqn,
         donated: Sequence[bool],
         whole: ClosedJaxpr | None = None,
+        names: Sequence[str] = (),
     ):
         jaxpr = closed.jaxpr
         self.whole = whole
-        self.names = jaxpr.arg_names
+        self.called, self.names = jaxpr.name, names or jaxpr.arg_names
         self.in_avals = tuple(closed.in_avals)
         self.out_avals = tuple(closed.out_avals)
         self.params: dict[str, Any] = eqn.params
@@ -40,6 +44,7 @@ class MeshProgram:
         constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         # Each operand is an argument, by number, or a value.
         self._operands = [_operand(a, arguments, constants) for a in eqn.invars]
+        self._devices = tuple([d.id for d in self.core.mesh.flat_devices()])
         self._results = [eqn.outvars.index(v) for v in jaxpr.outvars]
         self.donated = self._usable(donated)
         # The results of each device that may be written over a donated argument: by output, which.
@@ -87,6 +92,9 @@ class MeshProgram:
     def __call__(self, leaves: Sequence[Any]) -> list[Array]:
         """Run on arguments of exactly the avals compiled for."""
         common_home(leaves, self.names)
+        if self.params["kind"] == "manual" or self.whole is not None:
+            given = [None if number is None else leaves[number] for number, _ in self._operands]
+            check_on_devices(self._devices, given, self._describe)
         operands = [value if number is None else leaves[number] for number, value in self._operands]
         whole = None
         if self.whole is not None and (config.debug_nans or config.debug_infs):
@@ -94,6 +102,22 @@ class MeshProgram:
         outs = mesh_executable.evaluate_map(self.params, operands, self.takes, self.core, whole)
         self.give_up(leaves)
         return [outs[k] for k in self._results]
+
+    def _describe(self, k: int) -> tuple[str, str, str, str]:
+        """The function, an operand by name, what runs on the devices, and the fix, for an error."""
+        number, _ = self._operands[k]
+        name = self.names[number] if number is not None and number < len(self.names) else ""
+        given = name or "x"
+        name = name or f"argument {number}"
+        cause = f"shard_map({self.params['name']})"
+        if self.whole is not None:
+            devices = set(self._devices)
+            rows = (
+                (e, {d.id for d in e.params["mesh"].flat_devices()})
+                for e in over_meshes(self.whole)
+            )
+            cause = next((cause_text(e) for e, own in rows if own == devices), "the program")
+        return f"jit({self.called})", name, cause, f"device_put({given}, NamedSharding(mesh, spec))"
 
     def give_up(self, leaves: Sequence[Any]) -> None:
         """End the donated arguments; one that had to be cut for the devices stays."""
@@ -105,6 +129,26 @@ class MeshProgram:
     def as_text(self) -> str:
         """The steps of the program that each device runs."""
         return str(self.core.schedule)
+
+
+OVER_MESHES = frozenset(("sharding_constraint", "reshard", "shard_map"))
+
+
+def over_meshes(closed: ClosedJaxpr) -> Iterator[Eqn]:
+    """The equations of a program that name a mesh of devices, those inside of others too."""
+    for eqn in all_eqns(closed):
+        if eqn.prim.name in OVER_MESHES and isinstance(eqn.params["mesh"], Mesh):
+            yield eqn
+
+
+def cause_text(eqn: Eqn) -> str:
+    """The words of users for an equation that names a mesh, and where they wrote it."""
+    name = eqn.prim.name
+    if name == "shard_map":
+        name = f"shard_map({eqn.params['name']})"
+    elif name == "sharding_constraint":
+        name = "device_put" if eqn.params.get("moves", False) else "a sharding constraint"
+    return f"{name} in it ({eqn.source})"
 
 
 def _operand(

@@ -16,11 +16,11 @@ from typing import Any
 from spmd.base.amounts import size_text
 from spmd.base.config import config
 from spmd.base.device import Device
-from spmd.base.errors import ShardingError
+from spmd.base.errors import DeviceError, ShardingError
 from spmd.base.source import UNKNOWN, current_source
 from spmd.base.util import collector_paused
 from spmd.compile.executable.executable import Executable, compile_jaxpr
-from spmd.compile.executable.mesh_program import MeshProgram
+from spmd.compile.executable.mesh_program import OVER_MESHES, MeshProgram, cause_text, over_meshes
 from spmd.compile.lazy import device_orders, partition, pipeline, process_program, unasked
 from spmd.core.ir import ClosedJaxpr, Eqn, all_eqns
 from spmd.sharding.abstract_mesh import AxisType
@@ -50,9 +50,11 @@ def compile_program(
         if "shard_map" in names and _is_one_map(closed):
             flat = pipeline.inline_calls(closed)
             if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
-                return MeshProgram(flat, flat.eqns[0], donated)
+                return MeshProgram(flat, flat.eqns[0], donated, names=closed.jaxpr.arg_names)
         if not CONVERSIONS.isdisjoint(names):
             return process_program.ProcessProgram(closed, donated, layouts)
+        if layouts is not None and "shard_map" in names:
+            _check_devices(closed, layouts)
         mesh = mesh_of(closed, layouts or ())
         if mesh is not None and _may_have_other_orders(closed, mesh, layouts or ()):
             ordered = device_orders.ordered(closed, mesh, layouts, wanted)
@@ -69,6 +71,25 @@ def compile_program(
         sizes = [a.nbytes for a in closed.in_avals], [a.nbytes for a in closed.out_avals]
         donated = usable(donated, *sizes) if True in donated else donated
         return compile_jaxpr(closed, donated, optimised, device)
+
+
+def _check_devices(closed: ClosedJaxpr, layouts: Layouts) -> None:
+    """Raise a DeviceError if an argument lies on other devices than a typed map is over."""
+    for eqn in over_meshes(closed):
+        if eqn.params.get("kind") != "manual":
+            continue  # a `pmap` takes rows from anywhere; partitioning reads constraints
+        devices = eqn.params["mesh"].flat_devices()
+        for k, (sharding, aval) in enumerate(zip(layouts, closed.in_avals, strict=True)):
+            if sharding is None or sharding.device_set == set(devices):
+                continue
+            names = closed.jaxpr.arg_names
+            name = names[k] if k < len(names) and names[k] else f"argument {k}"
+            raise DeviceError(
+                f"{current_source()}: jit({closed.jaxpr.name}): {name} ({aval.short()}) is "
+                f"committed to devices {list(sharding.layout[0])}, and {cause_text(eqn)} is over "
+                f"devices {[d.id for d in devices]}; nothing is moved silently. Pass "
+                f"device_put({name}, NamedSharding(mesh, spec))"
+            )
 
 
 def _tell_of_gathers(closed: ClosedJaxpr, layouts: Layouts) -> None:
@@ -194,16 +215,12 @@ def _may_have_other_orders(
 
 
 def _first_mesh(closed: ClosedJaxpr) -> Mesh | None:
-    if _OVER_MESHES.isdisjoint(closed.jaxpr.primitives):
+    if OVER_MESHES.isdisjoint(closed.jaxpr.primitives):
         return None
-    for eqn in all_eqns(closed):
-        if eqn.prim.name in _OVER_MESHES and isinstance(eqn.params["mesh"], Mesh):
-            return eqn.params["mesh"]
-    return None
+    return next((eqn.params["mesh"] for eqn in over_meshes(closed)), None)
 
 
 _CONSTRAINTS = frozenset(("sharding_constraint", "reshard"))
-_OVER_MESHES = _CONSTRAINTS | {"shard_map"}
 
 
 def _check_no_partly_manual_map(closed: ClosedJaxpr) -> None:
