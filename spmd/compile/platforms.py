@@ -14,11 +14,12 @@ def _process() -> tuple[int, int]:
 
 
 def _gpus() -> int:
-    count = cuda_driver.driver().device_count()
+    gpu = cuda_driver.driver()
+    count = gpu.device_count()
     if not count:
         raise DeviceError(
-            "platform 'cuda' is not available here: there is no GPU, or no driver for it. "
-            "SPMD_CUDA_DRIVER=emulator runs programs on emulated GPUs, slowly"
+            f"platform 'cuda' is not available here: {gpu.missing()}. SPMD_CUDA_DRIVER=emulator "
+            "runs programs on emulated GPUs, slowly"
         )
     return count
 

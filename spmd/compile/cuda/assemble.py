@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 from spmd.compile.cuda import stream_steps_ir
@@ -100,6 +101,14 @@ class CudaProgram(NativeProgram):
         # By driver and device.
         self._handles: dict[tuple[Driver, int], tuple[int, ...]] = {}
 
+    @cached_property
+    def described(self) -> str:
+        """The program for errors: its name, and its steps from the first to the last."""
+        names = self.step_names
+        if len(names) < 2:
+            return f"{self.name}: {''.join(names) or 'no steps'}"
+        return f"{self.name}: {len(names)} steps, from {names[0]} to {names[-1]}"
+
     def record(self, device: int) -> list[int]:
         """The words of a device's record of the program, for one run."""
         gpu = driver()
@@ -124,7 +133,7 @@ class CudaProgram(NativeProgram):
         code = int(record[stream_steps_ir.STATUS])
         if code:
             step = self.step_names[int(record[stream_steps_ir.STEP])]
-            raise CudaError(f"{step}: {driver().error(code)}")
+            raise CudaError(f"{self.name}: {step}: {driver().error(code)}")
 
 
 # Modules are kept: programs share functions, and a function is compiled once in a process.

@@ -15,6 +15,7 @@ import cupy
 from cupy_backends.cuda.api import driver as cuda
 from cupy_backends.cuda.api import runtime
 
+from spmd.base.amounts import size_text
 from spmd.base.errors import CudaError, OutOfMemoryError
 from spmd.compile.cuda.driver_protocol import DeviceFacts, Entries
 from spmd.compile.cuda.launch import SHARED_WITHOUT_ASKING
@@ -26,7 +27,7 @@ _WITHOUT_TIME = 2  # cudaEventDisableTiming
 _ANY_DIRECTION = 4  # cudaMemcpyDefault
 # In the names of errors after which a context is lost, cudaError... and CUDA_ERROR_...
 _LOST = "ILLEGAL", "MISALIGNED", "LAUNCHFAIL", "HARDWARESTACK", "INVALIDPC", "ASSERT"
-_NO_DEVICE = ("cudaErrorNoDevice", "cudaErrorInsufficientDriver")
+_NO_GPU = "the NVIDIA driver shows no GPU to this process; CUDA_VISIBLE_DEVICES may hide them"
 
 
 class _Gpu:
@@ -55,7 +56,7 @@ class CupyDriver:
     entries_run_python = False
 
     def __init__(self) -> None:
-        self._count = _device_count()
+        self._count, self._missing = _device_count()
         self._gpus: dict[int, _Gpu] = {}
         self._lock = threading.RLock()
         # What CuPy frees when nobody refers to it: memory by address, modules by handle.
@@ -67,6 +68,10 @@ class CupyDriver:
     def device_count(self) -> int:
         """How many devices this process sees; 0 where there is no GPU or no driver."""
         return self._count
+
+    def missing(self) -> str:
+        """The reason that there are no devices, and what to do, in one sentence."""
+        return self._missing
 
     def facts(self, device: int) -> DeviceFacts:
         """The name, architecture and memory of a device."""
@@ -81,14 +86,22 @@ class CupyDriver:
             with cupy.cuda.Device(device), gpu.stream:
                 memory = gpu.pool.malloc(max(nbytes, 1))
         except cupy.cuda.memory.OutOfMemoryError as error:
-            raise OutOfMemoryError(
-                f"CUDA device {device}: no {nbytes} bytes; arrays and arenas hold "
-                f"{gpu.pool.used_bytes()} of {gpu.facts.memory}"
-            ) from error
+            raise OutOfMemoryError(self._full(device, nbytes)) from error
         with self._lock:
             self._memory[memory.ptr] = memory
             gpu.most_in_use = max(gpu.most_in_use, gpu.pool.used_bytes())
         return memory.ptr
+
+    def _full(self, device: int, nbytes: int) -> str:
+        gpu = self._gpu(device)
+        with cupy.cuda.Device(device):
+            unused, total = runtime.memGetInfo()
+        others = max(0, total - unused - gpu.pool.total_bytes())
+        return (
+            f"CUDA device {device} ({gpu.facts.name}): {size_text(nbytes)} asked, "
+            f"{size_text(unused + gpu.pool.free_bytes())} of {size_text(total)} free; other "
+            f"processes and CUDA itself hold {size_text(others)}"
+        )
 
     def free(self, device: int, address: int) -> None:
         """Free memory for the device's stream: what uses it next comes behind its work."""
@@ -199,13 +212,28 @@ class CupyDriver:
             raise CudaError(_explained(str(error))) from error
 
 
-def _device_count() -> int:
+def _device_count() -> tuple[int, str]:
+    """How many devices there are, and why, if there are none."""
     try:
-        return runtime.getDeviceCount()
+        return runtime.getDeviceCount(), _NO_GPU
     except runtime.CUDARuntimeError as error:
-        if str(error).startswith(_NO_DEVICE):
-            return 0
-        raise CudaError(_explained(str(error))) from error
+        text = str(error)
+    if text.startswith("cudaErrorNoDevice"):
+        return 0, _NO_GPU
+    if not text.startswith("cudaErrorInsufficientDriver"):
+        raise CudaError(_explained(text))
+    have, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    if not have:
+        return 0, f"there is no NVIDIA driver; install one for CUDA {_version(needed)}"
+    return 0, (
+        f"the NVIDIA driver is for CUDA {_version(have)}, and CuPy here for CUDA "
+        f"{_version(needed)}; install a newer driver"
+    )
+
+
+def _version(number: int) -> str:
+    """A version as CUDA has it, 13020, as text."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def library() -> Any:

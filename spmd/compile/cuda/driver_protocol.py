@@ -52,6 +52,10 @@ class Driver(Protocol):
         """How many devices this process has; 0 where there is no GPU."""
         ...
 
+    def missing(self) -> str:
+        """The reason that there are no devices, and what to do, in one sentence."""
+        ...
+
     def facts(self, device: int) -> DeviceFacts:
         """The name, architecture and memory of a device."""
         ...

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from spmd.base.errors import CudaError
 from spmd.base.record import record
 
 DISTRIBUTION = "nvidia-cuda-nvrtc"
@@ -27,7 +28,7 @@ DISTRIBUTION = "nvidia-cuda-nvrtc"
 OPTIONS = ("-std=c++17", "-default-device", "--ptxas-options=-v", "-lineinfo")
 
 
-class NvrtcError(Exception):
+class NvrtcError(CudaError):
     """CUDA source does not compile, which is a mistake of the renderer, or NVRTC is missing."""
 
 
@@ -84,20 +85,44 @@ def _compiled(
     source: str, arch: str, options: tuple[str, ...]
 ) -> Iterator[tuple[ctypes.c_void_p, str]]:
     """A program of the library, compiled, and the log."""
-    library = _library()
+    nvrtc = library()
     program = ctypes.c_void_p()
     text = source.encode()
     _call("nvrtcCreateProgram", ctypes.byref(program), text, b"kernels.cu", 0, None, None)
     try:
         given = [option.encode() for option in (f"-arch={arch}", *OPTIONS, *options)]
         array = (ctypes.c_char_p * len(given))(*given)
-        status = library.nvrtcCompileProgram(program, len(given), array)
+        status = nvrtc.nvrtcCompileProgram(program, len(given), array)
         log = _text_of(program, "ProgramLog")
         if status:
+            _check_arch(arch)
             raise NvrtcError(f"NVRTC for {arch}: {_name(status)}\n{with_lines(log, source)}")
         yield program, log
     finally:
         _call("nvrtcDestroyProgram", ctypes.byref(program))
+
+
+def architectures() -> list[int]:
+    """Return the architectures that NVRTC compiles for, such as 90 for sm_90, in order."""
+    count = ctypes.c_int()
+    _call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
+    found = (ctypes.c_int * count.value)()
+    _call("nvrtcGetSupportedArchs", found)
+    return sorted(found)
+
+
+def _check_arch(arch: str) -> None:
+    """Say so if NVRTC doesn't know an architecture."""
+    known, asked = architectures(), int(re.sub(r"\D", "", arch) or 0)
+    if asked in known:
+        return
+    major, minor = version()
+    newer = f"pip install --upgrade {DISTRIBUTION} may know it"
+    older = f"this GPU needs a version of CUDA before {major}, for which spmd is not made"
+    raise NvrtcError(
+        f"NVRTC {major}.{minor} compiles for sm_{known[0]} to sm_{known[-1]}, and the GPU is of "
+        f"{arch}: {older if asked < known[0] else newer}"
+    )
 
 
 def version() -> tuple[int, int]:
@@ -144,7 +169,7 @@ def with_lines(log: str, source: str, around: int = 2) -> str:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     """Load NVRTC from its wheel."""
     try:
         files = importlib.metadata.files(DISTRIBUTION) or []
@@ -158,19 +183,19 @@ def _library() -> ctypes.CDLL:
     # It looks for its builtins by name: load them first, from the same folder.
     for builtins in sorted(paths[0].parent.glob("libnvrtc-builtins.so*")):
         ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
-    library = ctypes.CDLL(str(paths[0]))
-    library.nvrtcGetErrorString.restype = ctypes.c_char_p
-    return library
+    found = ctypes.CDLL(str(paths[0]))
+    found.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return found
 
 
 def _call(function: str, *args: object) -> None:
-    status = getattr(_library(), function)(*args)
+    status = getattr(library(), function)(*args)
     if status:
         raise NvrtcError(f"{function}: {_name(status)}")
 
 
 def _name(status: int) -> str:
-    return _library().nvrtcGetErrorString(status).decode()
+    return library().nvrtcGetErrorString(status).decode()
 
 
 def _bytes_of(program: ctypes.c_void_p, what: str) -> bytes:

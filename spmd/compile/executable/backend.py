@@ -48,6 +48,10 @@ class Backend:
     run: Callable[[NativeProgram, Sequence[list[int]], Sequence[Device | None]], None]
     # The threads that a program of one device may use.
     threads: Callable[[], int]
+    # For errors: who holds memory there, of programs with such arguments and bytes of work.
+    memory_report: Callable[[Sequence[Device | None], Sequence[ShapedArray], int], str] = (
+        lambda devices, arguments, work: ""
+    )
     # Whether programs are stored on the disk, and devices of a process read each other's memory.
     stores: bool = True
     shares_work: bool = True

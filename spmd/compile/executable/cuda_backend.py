@@ -15,6 +15,7 @@ import numpy as np
 from spmd.base.device import Device
 from spmd.compile.cuda.assemble import CudaProgram
 from spmd.compile.cuda.driver import Driver, driver
+from spmd.compile.executable import cuda_reports
 from spmd.compile.executable.async_operands import deleted
 from spmd.compile.executable.backend import Backend, pointer
 from spmd.compile.lazy import cuda_assemble
@@ -58,7 +59,7 @@ class CudaMemory(DeviceMemory):
         return self.driver.is_idle(self.device)
 
     def wait(self) -> None:
-        self.driver.synchronize(self.device)
+        cuda_reports.wait(self.driver, self.device)
 
     def __del__(self) -> None:
         address = getattr(self, "address", 0)
@@ -128,11 +129,13 @@ def _run(
     stagings = [gpu.allocate_pinned(size) if size else 0 for _ in numbers]
     try:
         given = zip(frames, records, stagings, strict=True)
+        for number in numbers:
+            cuda_reports.begun(gpu, number, native.described)
         native.run_frames([[*words, pointer(r), staging] for words, r, staging in given])
     finally:
         for number, staging in zip(numbers, stagings, strict=True):
             if staging:
-                gpu.synchronize(number)  # copies may be under way
+                cuda_reports.wait(gpu, number)  # copies may be under way
                 gpu.free_pinned(staging)
     for record in records:
         native.check(record)
@@ -147,6 +150,7 @@ BACKEND = Backend(
     _result,
     _run,
     lambda: 1,
+    cuda_reports.memory_report,
     stores=False,
     shares_work=False,
 )

@@ -45,7 +45,7 @@ from spmd.core.aval import NO_AXES, ShapedArray
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory, from_shards
-from spmd.sharding.named import SingleDeviceSharding
+from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 
 if TYPE_CHECKING:
     from spmd.compile.lower.steps import Schedule
@@ -247,9 +247,11 @@ class Executable:
         text = error.text if isinstance(error, OutOfMemoryError) else str(error)
         results = [f"{a.short()} of {size_text(a.nbytes)}" for a in self.out_avals]
         shown = ", ".join(results[:4]) + ", ..." * (len(results) > 4)
-        work = size_text(sum(self.frames.arenas))
+        work = sum(self.frames.arenas)
         return OutOfMemoryError(
-            f"{self.native.name}: {text}; its results are {shown}, and its work needs {work} beside"
+            f"{self.native.name}: {text}; its results are {shown}, and its work needs "
+            f"{size_text(work)} beside"
+            + self.backend.memory_report(self.devices, self.in_avals, work)
         )
 
     def _run(
@@ -396,9 +398,17 @@ def common_home(
             first = x
         elif x._sharding is not first._sharding:
             one, other = x._sharding.layout[0], first.sharding.layout[0]
-            if one != other and not (in_any_order and set(one) == set(other)):
+            is_far = one != other and not (in_any_order and set(one) == set(other))
+            if is_far or _platform(x.sharding) != _platform(first.sharding):
                 raise _far_apart(operands, names, first, x)
     return home
+
+
+def _platform(sharding: Sharding) -> str:
+    """The platform of a sharding's devices; each numbers its own from 0."""
+    if isinstance(sharding, NamedSharding):
+        return sharding.mesh.devices.flat[0].platform
+    return next(iter(sharding.device_set)).platform
 
 
 def _far_apart(

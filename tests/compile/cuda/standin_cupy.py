@@ -24,6 +24,9 @@ RUNTIME = (
     "getDeviceProperties(int device)",
     "free(intptr_t ptr)",
     "pointerGetAttributes(intptr_t ptr) -> PointerAttributes",
+    "driverGetVersion() -> int",
+    "runtimeGetVersion() -> int",
+    "memGetInfo()",
     "eventCreateWithFlags(unsigned int flags) -> intptr_t",
     "eventRecord(intptr_t event, intptr_t stream)",
     "streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)",
@@ -62,6 +65,7 @@ class Standin:
         self.events = dict[int, tuple[int, int]]()  # device and stream where they were recorded
         CUDADriverError.texts = gpu.error
         self.driver: Any = None  # the driver over it
+        self.others = 0  # bytes of other processes
         runtime = _module("cupy_backends.cuda.api.runtime", RUNTIME, self)
         driver = _module("cupy_backends.cuda.api.driver", DRIVER, self)
         runtime.CUDARuntimeError = CUDARuntimeError
@@ -130,6 +134,12 @@ class Standin:
             def used_bytes(self) -> int:
                 return gpu.memory_in_use(standin.device())[0]
 
+            def total_bytes(self) -> int:
+                return self.used_bytes()
+
+            def free_bytes(self) -> int:
+                return 0
+
         class PinnedMemoryPool:
             def malloc(self, size: int) -> Memory:
                 ptr = gpu.allocate_pinned(size)
@@ -174,6 +184,16 @@ class Standin:
         major, minor = facts.arch.removeprefix("sm_")[:-1], facts.arch[-1]
         name = facts.name.encode()
         return {"name": name, "major": major, "minor": minor, "totalGlobalMem": facts.memory}
+
+    def driverGetVersion(self) -> int:
+        return 0
+
+    def runtimeGetVersion(self) -> int:
+        return 13020
+
+    def memGetInfo(self) -> tuple[int, int]:
+        total = self.gpu.facts(self.device()).memory
+        return total - self.gpu.memory_in_use(self.device())[0] - self.others, total
 
     def free(self, ptr: int) -> None:
         assert ptr == 0

@@ -63,7 +63,7 @@ def test_an_error_shows_the_source_around_its_line():
     source = "\n".join([*["// nothing"] * 50, "int f() { return missing; }", "// after"])
     with pytest.raises(NvrtcError) as caught:
         compile_cubin(source, "sm_90")
-    message = str(caught.value)
+    message = caught.value.text
     assert message.startswith("NVRTC for sm_90: NVRTC_ERROR_COMPILATION\n")
     assert 'identifier "missing" is undefined' in message
     assert ">   51 | int f() { return missing; }\n    52 | // after" in message

@@ -111,6 +111,10 @@ class EmulatorDriver:
         """How many devices there are."""
         return len(self._gpus)
 
+    def missing(self) -> str:
+        """The reason that there are no devices."""
+        return "SPMD_NUM_CUDA_DEVICES is 0"
+
     def facts(self, device: int) -> DeviceFacts:
         """The name, architecture and memory of a device."""
         gpu = self._gpu(device)

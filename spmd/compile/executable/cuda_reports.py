@@ -1,0 +1,101 @@
+"""Reports for errors of GPUs: who holds memory, and which programs may have failed.
+
+The one idea: a GPU reports a failure when somebody waits for it, later and without a name. So each
+device has a short list of the programs that are in its stream since the host last waited.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+from spmd.base.amounts import size_text
+from spmd.base.device import Device
+from spmd.base.errors import CudaError
+from spmd.compile.cuda.driver import Driver, driver
+from spmd.core.aval import ShapedArray
+from spmd.sharding.array import Array
+from spmd.sharding.future import DeviceMemory
+
+# Programs that are remembered, and kinds of arrays that are listed.
+_MOST_PROGRAMS = 4
+_MOST_KINDS = 5
+
+# ---- which work --------------------------------------------------------------------------------
+
+# By driver and device, in order, what is in the stream since the host last found it done.
+_begun: dict[tuple[Driver, int], deque[str]] = {}
+
+
+def begun(gpu: Driver, device: int, program: str) -> None:
+    """Remember that a program is in a device's stream."""
+    found = _begun.get((gpu, device))
+    if found is None:
+        found = _begun[gpu, device] = deque(maxlen=_MOST_PROGRAMS)
+    found.append(program)
+
+
+def wait(gpu: Driver, device: int) -> None:
+    """Wait for a device's stream; an error names the programs that may have caused it."""
+    found = _begun.get((gpu, device))
+    try:
+        gpu.synchronize(device)
+    except CudaError as error:
+        if not found:
+            raise
+        programs = "\n".join(f"  {program}" for program in found)
+        if gpu.entries_run_python:  # the emulator, which can be used again
+            found.clear()
+        raise CudaError(
+            f"{error.text}\nSince the host last waited for CUDA device {device} it was given, the "
+            f"newest last:\n{programs}"
+        ) from None
+    if found:
+        found.clear()
+
+
+# ---- who holds memory --------------------------------------------------------------------------
+
+
+def memory_report(
+    devices: Sequence[Device | None], arguments: Sequence[ShapedArray], work: int
+) -> str:
+    """A report of who holds memory on the fullest of some devices, and what would need less."""
+    gpu = driver()
+    numbers = [0 if d is None else d.local_hardware_id for d in devices]
+    number = max(numbers, key=lambda n: gpu.memory_in_use(n)[0])
+    kinds, held = _arrays_on(gpu, number)
+    given = sum(aval.nbytes for aval in arguments)
+    shown = [f"{count} of {kind}" for (kind, _), count in kinds[:_MOST_KINDS]]
+    rest = sum(n * count for (_, n), count in kinds[_MOST_KINDS:])
+    if rest:
+        shown.append(f"others of {size_text(rest)}")
+    other = max(0, gpu.memory_in_use(number)[0] - held)
+    lines = [
+        f"; its arguments are {size_text(given)}.",
+        f"Arrays on cuda:{number} hold {size_text(held)}: {', '.join(shown) or 'none'}.",
+    ]
+    if other:
+        lines.append(f"This call and constants of programs hold {size_text(other)}.")
+    if held > given:
+        lines.append("x.delete() frees an array that is not needed any more.")
+    if work > given:
+        lines.append("Smaller batches need less work memory; checkpoint does so for gradients.")
+    lines.append("NamedSharding splits an array over several devices.")
+    return "\n".join(lines)
+
+
+def _arrays_on(gpu: Driver, number: int) -> tuple[list[tuple[tuple[str, int], int]], int]:
+    """Counts of arrays on a GPU by kind and bytes, the largest together first; their bytes."""
+    owners: dict[int, tuple[str, int]] = {}
+    for x in gc.get_objects():
+        owner: Any = None
+        if type(x) is Array and isinstance(x.owner, DeviceMemory):
+            owner = x.owner
+        if owner is not None and (owner.driver, owner.device) == (gpu, number):
+            owners.setdefault(id(owner), (x.aval.short(), x.nbytes))
+    kinds = Counter(owners.values()).items()
+    ordered = sorted(kinds, key=lambda each: (-each[0][1] * each[1], each[0]))
+    return ordered, sum(n for _, n in owners.values())
