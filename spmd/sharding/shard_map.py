@@ -469,7 +469,13 @@ def _check_typed(
 ) -> None:
     """Raise if the type of an argument says that it is laid out otherwise than its spec."""
     has_sums = spec.unreduced or spec.reduced
-    if aval.explicit is None or not (any(aval.explicit.spec) or speaks_of_sums(aval.explicit.spec)):
+    is_typed = aval.explicit is not None and (
+        any(aval.explicit.spec) or speaks_of_sums(aval.explicit.spec)
+    )
+    # Where types say all, what is whole is said to be so; beside other axes it may be split as JAX
+    # does. What has no type lies nowhere yet.
+    says_all = manual is None and mesh.are_all_axes_explicit and aval.explicit is not None
+    if aval.explicit is None or not (is_typed or says_all):
         if has_sums:
             _raise_not_typed(what, name, aval, spec)
         return

@@ -158,6 +158,44 @@ def test_a_constant_of_a_jitted_function_has_no_place():
 def test_an_argument_that_nothing_reads_may_lie_anywhere():
     y = spmd.device_put(X, spmd.devices()[7])
     np.testing.assert_array_equal(spmd.jit(lambda x, y: double(x))(X, y), X * 2)
+    mesh = line(0, 1, 2, 3)
+    specs: Any = {"in_specs": (P("x"), P("x")), "out_specs": P("x")}
+    first = spmd.shard_map(lambda a, b: a * 2, mesh=mesh, **specs)
+    np.testing.assert_array_equal(spmd.jit(first)(X, y), X * 2)
+
+
+# ---- types that say how an argument lies -------------------------------------------------------
+
+TYPED: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
+    "map": lambda f: f,
+    "jit": spmd.jit,
+    "jit of more": lambda f: spmd.jit(lambda x: f(x + 0)),
+    "grad": lambda f: spmd.grad(lambda x: f(x).sum()),
+    "vmap": lambda f: lambda x: spmd.vmap(f)(snp.stack([x, x])),
+}
+
+
+@pytest.mark.parametrize("way", TYPED)
+def test_a_whole_array_over_an_explicit_mesh_is_not_split_silently(way: str):
+    mesh = spmd.make_mesh((4,), ("x",))
+    f = TYPED[way](spmd.shard_map(lambda a: a * 2, mesh=mesh, in_specs=P("x"), out_specs=P("x")))
+    whole = spmd.device_put(X, NamedSharding(mesh, P()))
+    with pytest.raises(ShardingError, match=r"f32\[8\], and its in_spec is P\('x',\); nothing is"):
+        f(whole)
+    free, split = f(X), f(spmd.reshard(whole, NamedSharding(mesh, P("x"))))
+    np.testing.assert_array_equal(free, split)
+
+
+def test_a_whole_array_is_split_along_other_axes_as_in_jax():
+    mesh = spmd.make_mesh((2, 2), ("x", "y"))
+    whole = spmd.device_put(X, NamedSharding(mesh, P()))
+    specs: Any = {"in_specs": P("x"), "out_specs": P("x")}
+    f = spmd.shard_map(lambda a: a * 2, mesh=mesh, axis_names={"x"}, **specs)
+    np.testing.assert_array_equal(f(whole), X * 2)
+    kinds = (spmd.sharding.AxisType.Explicit, spmd.sharding.AxisType.Auto)
+    mixed = spmd.make_mesh((2, 2), ("x", "y"), kinds)
+    f = spmd.shard_map(lambda a: a * 2, mesh=mixed, **specs)
+    np.testing.assert_array_equal(f(spmd.device_put(X, NamedSharding(mixed, P()))), X * 2)
 
 
 def test_a_device_put_moves_under_transformations():

@@ -44,6 +44,10 @@ class MeshProgram:
         constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         # Each operand is an argument, by number, or a value.
         self._operands = [_operand(a, arguments, constants) for a in eqn.invars]
+        # Of a map that is the program, what its body does not read may lie anywhere.
+        body = eqn.params["jaxpr"].jaxpr
+        read = {*body.outvars, *(a for e in body.eqns for a in e.invars)}
+        self._is_placed = [whole is not None or v in read for v in body.invars]
         self._devices = tuple([d.id for d in self.core.mesh.flat_devices()])
         self._results = [eqn.outvars.index(v) for v in jaxpr.outvars]
         self.donated = self._usable(donated)
@@ -93,7 +97,8 @@ class MeshProgram:
         """Run on arguments of exactly the avals compiled for."""
         common_home(leaves, self.names)
         if self.params["kind"] == "manual" or self.whole is not None:
-            given = [None if number is None else leaves[number] for number, _ in self._operands]
+            rows = zip(self._operands, self._is_placed, strict=True)
+            given = [leaves[k] if k is not None and placed else None for (k, _), placed in rows]
             check_on_devices(self._devices, given, self._describe)
         operands = [value if number is None else leaves[number] for number, value in self._operands]
         whole = None
