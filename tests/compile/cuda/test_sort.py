@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,13 +173,18 @@ def test_programs_sort_as_those_of_the_cpu_without_a_step_of_the_host(group):
         return [PROGRAMS[name][0](*given) for name, given in zip(names, arrays, strict=True)]
 
     arrays = [PROGRAMS[name][1] for name in names]
+    with config.override("enable_x64", True):
+        check(names, all_of, arrays)
+
+
+def check(names: list[str], all_of: Callable[..., Any], arrays: list[Any]) -> None:
     compiled = spmd.jit(all_of).lower(arrays).compile()
     assert compiled.runtime_executable().backend.platform == "cuda"
     text = compiled.as_text()
     assert "host" not in text, text
     found = compiled(arrays)
     with config.override("platform", "cpu"):
-        wanted = spmd.jit(all_of)(arrays)
+        wanted: Any = spmd.jit(all_of)(arrays)
     for name, x, y in zip(names, found, wanted, strict=True):
         leaves = zip(*map(spmd.tree_util.tree_leaves, (x, y)), strict=True)
         for got, value in leaves:
