@@ -40,6 +40,16 @@ from spmd.as_jax.refuse import refusal
 
 # What is below `jax` and no part of its API: programs that are run as scripts.
 _SCRIPTS = ("tools", "collect_profile", "cloud_tpu_init")
+# These need what JAX does not install (absl, TensorStore, TensorFlow): they would be counted on
+# some machines only.
+_NEED_MORE = (
+    "experimental.array_serialization",
+    "experimental.jax2tf",
+    "experimental.mosaic",
+    "experimental.roofline",
+    "experimental.source_mapper",
+    "experimental.sparse.test_util",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +129,12 @@ def namespaces() -> list[str]:
         for child in pkgutil.iter_modules(getattr(module, "__path__", ())):
             if child.name.startswith("_") or child.name in _SCRIPTS:
                 continue
+            name = f"{module.__name__}.{child.name}"
+            if name.partition(".")[2] in _NEED_MORE:
+                continue
             try:
-                walk(importlib.import_module(f"{module.__name__}.{child.name}"))
-            except ImportError:  # it needs what is not installed (TensorStore, TensorFlow)
+                walk(importlib.import_module(name))
+            except ImportError:
                 continue
 
     walk(importlib.import_module("jax"))

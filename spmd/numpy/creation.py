@@ -328,7 +328,7 @@ def full(
     found, value = optional_dtype(dtype, "full"), plain(fill_value)
     if device is not None and found is None:
         found = typeof(value).dtype  # arrays that are placed have no weak type
-    if found is not None:
+    if found is not None and type(value) is complex:  # integers wrap around here, as in JAX
         value = dtypes.exact(value, found)
     return placed(_spread(value, shape, found), device)
 

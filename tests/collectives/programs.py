@@ -128,8 +128,8 @@ def place(pool: list[Any], k: list[int], n: int) -> Any:
 
 
 def loop(pool: list[Any], k: list[int], n: int) -> Any:
-    """A scan that communicates in each round."""
-    x = pick(pool, k[0])
+    """A scan that communicates in each round: its carry varies over the devices."""
+    x = pick(pool, k[0]) + 0.0 * lax.axis_index(AXIS)
     ring = [(d, (d + 1 + k[1] % n) % n) for d in range(n)]
 
     def step(carry: Any, t: Any) -> Any:
