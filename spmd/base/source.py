@@ -92,7 +92,7 @@ def _found(frame: Any, code: Any) -> Source:
     return source
 
 
-# What lies between a user's call of a loop or conditional and its code.
+# Functions between a user's call of a loop or conditional and its code.
 _BETWEEN = tuple(
     os.path.join(PACKAGE_DIR, *path)
     for path in (("lax", "control"), ("core", "mutable", ""), ("base", ""), ("as_jax", ""))

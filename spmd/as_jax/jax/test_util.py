@@ -24,10 +24,9 @@ def check_jvp(
 ) -> None:
     """Check `f_jvp(primals, tangents) -> (out, tangent)` against finite differences of `f`.
 
-    The step is that of `spmd.testing`, which fits the dtype; JAX's default of `eps` stands for it.
+    JAX's default of `eps` stands for the step of `spmd.testing`, which fits the dtype.
     """
-    step = None if eps == 1e-4 else eps
-    testing.check_jvp(f, f_jvp, args, atol, rtol, step, err_msg or "jvp")
+    testing.check_jvp(f, f_jvp, args, atol, rtol, _step(eps), err_msg or "jvp")
 
 
 def check_vjp(
@@ -41,7 +40,11 @@ def check_vjp(
 ) -> None:
     """Check `f_vjp(*primals) -> (out, pullback)` against finite differences of `f`.
 
-    The step is that of `spmd.testing`, which fits the dtype; JAX's default of `eps` stands for it.
+    JAX's default of `eps` stands for the step of `spmd.testing`, which fits the dtype.
     """
-    step = None if eps == 1e-4 else eps
-    testing.check_vjp(f, f_vjp, args, atol, rtol, step, err_msg or "vjp")
+    testing.check_vjp(f, f_vjp, args, atol, rtol, _step(eps), err_msg or "vjp")
+
+
+def _step(eps: float | None) -> float | None:
+    """The step asked for; None, which fits the dtype, for JAX's default."""
+    return None if eps == 1e-4 else eps

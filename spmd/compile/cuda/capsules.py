@@ -2,7 +2,7 @@
 
 NumPy makes those of the host's memory, and has no others. A capsule is a Python object around a C
 structure: an address, a device, shape, strides, dtype, and a function that gives the memory back.
-Who takes the memory renames the capsule, and calls that function when it is done.
+The consumer renames the capsule, and calls that function when it is done.
 """
 
 from __future__ import annotations

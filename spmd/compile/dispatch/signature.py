@@ -52,7 +52,7 @@ class Signature:
         self.what = f"{what}({self.name})"
         self.source = source_of(fun)
         self.signature = _signature(fun)
-        # What functools.wraps shows is the signature of another function, and no call need fit it.
+        # functools.wraps shows the signature of another function, which no call need fit.
         self._is_its_own = not hasattr(fun, "__wrapped__")
         self.parameters = dict(self.signature.parameters) if self.signature else {}
         self.positional = [p.name for p in self.parameters.values() if p.kind in _ANY_KIND]
