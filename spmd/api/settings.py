@@ -241,7 +241,7 @@ def numpy_dtype_promotion(new_val: str) -> AbstractContextManager[None]:
 def ensure_compile_time_eval() -> AbstractContextManager[Any]:
     """Evaluate at once what a `with` block inside a traced function computes from concrete values.
 
-    What it computes from traced values is traced as it is outside.
+    Operations on traced values are traced as they are outside of the block.
 
     >>> @spmd.jit
     ... def f(x):

@@ -165,7 +165,7 @@ class Platform:
         """This process's index, and how many there are."""
         return self._process()
 
-    # What programs for JAX ask a device's client.
+    # Programs for JAX read these of a device's client.
     platform_version = runtime_type = "spmd"
 
     @property

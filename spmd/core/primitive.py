@@ -214,7 +214,7 @@ class Primitive:
         if listed:
             _registry[name] = self
 
-    # What interpreters of jaxprs that were written for JAX ask.
+    # Interpreters of jaxprs that were written for JAX read these.
     call_primitive = False
 
     @property

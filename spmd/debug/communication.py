@@ -60,7 +60,7 @@ class Collective:
 def collectives_of(program: Program) -> list[Collective]:
     """The collectives of a compiled call, in the order of its program.
 
-    What only the message of a failed check would move is left out.
+    It leaves out exchanges that only the message of a failed check would need.
     """
     found = program.executable
     if not isinstance(found, MeshProgram):

@@ -16,7 +16,7 @@ from spmd.core.trace import Tracer
 from spmd.sharding.array import Array as _WithValues
 
 if TYPE_CHECKING:
-    # What type checkers see: the class with the methods.
+    # Type checkers see the class with the methods.
     from spmd.sharding.array import Array
 else:
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # ---- families ----------------------------------------------------------------------------------
 
 
-# What the docstrings of a family have in common.
+# Sentences that the docstrings of a family share.
 _TO_BOOL = "`x` and `y` broadcast to one shape and are promoted to one dtype; the result is bool."
 _OF_BITS = """\
 `x` and `y` broadcast to one shape and are promoted to one dtype, integer or bool, which the
@@ -368,7 +368,7 @@ def iscomplex(x: ArrayLike) -> Array:
 def iscomplexobj(x: ArrayLike) -> bool:
     """Whether an array has a complex dtype, whatever its shape and elements are.
 
-    What has a dtype, as `snp.complex64` itself, and lists of numbers are fine too.
+    Lists of numbers and objects with a dtype, as `snp.complex64` itself, are fine too.
 
     >>> snp.iscomplexobj(np.array([1j, 1.0])), snp.iscomplexobj(snp.float32)
     (True, False)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         def __call__(self, x: ArrayLike, y: ArrayLike, /) -> Array: ...
 
 
-# What the docstrings of a family have in common.
+# Sentences that the docstrings of a family share.
 _KEEPS = "Elementwise: the result has the shape and the dtype of `x`."
 _TO_FLOAT = """\
 Elementwise: the result has the shape of `x`. Integers and bools become the default float (float32,

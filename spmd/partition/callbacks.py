@@ -1,6 +1,6 @@
 """Calls of Python in a partitioned program: on whole values, once, by the first device.
 
-What a call returns is added to the zeros of all other devices, so that every device has it.
+The call's result is added to the zeros of all other devices, so that every device has it.
 """
 
 from __future__ import annotations

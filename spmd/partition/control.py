@@ -1,7 +1,7 @@
 """Control flow, maps and constraints in the per-device program.
 
 Loops and conditionals are written by the functions that users call, on parts: these settle types.
-What goes round a loop is split as its cell says, at both ends.
+A loop's carry is split as its cell says, at both ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Indexing along a split dim: each device reads or writes the rows that it has.
 
 A device counts indices from its own first row, so that rows of others are out of its bounds: a read
-of one gives 0, a write is dropped. What is read is then a sum over the devices; a write needs no
-exchange at all.
+of one gives 0, a write is dropped. A read is then a sum over the devices; a write needs no exchange
+at all.
 """
 
 from __future__ import annotations

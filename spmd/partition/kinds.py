@@ -1,8 +1,8 @@
 """Kinds of equations: those of one kind have the same primitive, types and parameters.
 
-Programs repeat equations, in each of their layers and whenever they are compiled again. What the
-partitioner finds out about one is kept for all of its kind: its rule, the dims that have to be
-split alike.
+Programs repeat equations, in each of their layers and whenever they are compiled again. The
+partitioner keeps its findings about one equation for all of its kind: the rule, and the dims that
+have to be split alike.
 """
 
 from __future__ import annotations

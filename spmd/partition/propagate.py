@@ -1,7 +1,7 @@
 """Propagation: which mesh axes split the dims of each value of a program.
 
-Every value has a `Cell`. What is known at first, the shardings of arguments, of results and of the
-user's constraints, spreads along the rules of equations in both directions until nothing changes:
+Every value has a `Cell`. The shardings of arguments, of results and of the user's constraints are
+known at first. They spread along the rules of equations in both directions until nothing changes:
 first through what only renames dims, then through broadcasts and reductions, then through products.
 A cell's axes only ever grow, and a dim that its user closed keeps what he said, so the end is
 reached after as many steps as there are dims; it depends on the program alone.
@@ -598,7 +598,7 @@ class Plan:
     def spread(self) -> None:
         """Spread all axes that are known until nothing changes, level by level.
 
-        What a product decides spreads through all that only renames dims before the next product.
+        The axes that a product decides spread through renamings of dims before the next product.
         """
         queues: list[deque[Link]] = [deque() for _ in range(LEVELS)]
         for level in range(LEVELS):

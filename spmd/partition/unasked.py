@@ -1,8 +1,8 @@
 """Moves that no sharding asks for: `config.unasked_gathers` warns of them, or refuses them.
 
 A user asks for a move by a constraint, a type, the specs of a map or a partition of his own: each
-says how a value is to be split. What an equation needs besides, a dim that must be whole, an axis
-on another dim, is the partitioner's choice, and this module tells of it.
+says how a value is to be split. An equation may need more, as a dim that must be whole or an axis
+on another dim. That is the partitioner's choice, and this module tells of it.
 """
 
 from __future__ import annotations

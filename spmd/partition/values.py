@@ -1,8 +1,8 @@
 """Values of the per-device program, in the forms that exist of them.
 
 A value has *forms*, each split in its own way or partial: every device holds a term of a sum. Each
-reader asks for the form that it needs, and a form that is made stays for the next reader. What was
-gathered of an argument stays for readers nearby: the next one far away gathers it again, so that a
+reader asks for the form that it needs, and a form that is made stays for the next reader. A
+gathered argument stays for readers nearby: the next one far away gathers it again, so that a
 backward pass does not hold all weights that the forward pass gathered.
 """
 
@@ -26,8 +26,8 @@ from spmd.partition.unasked import here
 Form = tuple[Split, Axes, str]
 Sizes = Mapping[Any, int]
 
-# What was gathered of an argument is let go if no equation of so many reads it, and it has so many
-# bytes more than the part that a device holds anyway.
+# A gathered argument is let go if none of so many equations reads it, and it has so many bytes more
+# than the part that a device holds anyway.
 FAR_EQUATIONS = 100
 LEAST_BYTES_LET_GO = 1 << 18
 
@@ -123,7 +123,7 @@ class Value:
         for form in large:
             if form != own:
                 del self.forms[form]
-        # Behind a barrier, or passes would find that the same is made twice, and keep it.
+        # After a barrier: without one, passes would merge the two gathers and keep the first.
         if own in large and self.origin is not None:
             if (found := self.origin.again(self.cell.axes)) is not None:
                 self.forms[own] = found

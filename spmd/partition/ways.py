@@ -28,7 +28,7 @@ from spmd.partition.strategies.ordering import PICKS
 from spmd.partition.strategies.sorting import sort_seconds
 from spmd.partition.values import Form, Sizes, Value, part_shape, total_form
 
-# What writing an equation moves itself, for the choice of axes.
+# Seconds of the exchanges inside of an equation, for the choice of axes.
 _INSIDE = {**dict.fromkeys(ATTENTION, seconds_inside), sort_p: sort_seconds}
 
 

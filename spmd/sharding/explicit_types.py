@@ -1,9 +1,9 @@
 """Explicit mode's types: how the results of an equation are laid out, from the types of operands.
 
 Most rules are the `Dims` that primitives have: dims with one label are split alike, a label that
-only operands have is summed over. What they leave open, and what a user may expect where they say
-that a dim is never split, is decided here as JAX decides it. Nothing is gathered without a word: an
-equation that would need it raises a `ShardingTypeError` which says how to write it.
+only operands have is summed over. This module decides as JAX does where they leave the split open,
+and where users expect a split of a dim that they never split. Nothing is gathered without a word:
+an equation that would need it raises a `ShardingTypeError` which says how to write it.
 """
 
 from __future__ import annotations

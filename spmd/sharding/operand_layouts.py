@@ -180,8 +180,8 @@ def in_scope_mesh(
 ) -> list[Any]:
     """Results over the mesh in scope: replicated if no mesh has touched them.
 
-    What was not `computed` but an operand is laid out by P(), else the spec is in full where types
-    say all. Those over another mesh of the same devices are told in axes of this one if they can.
+    An operand that was not `computed` is laid out by P(), else the spec is in full where types say
+    all. Those over another mesh of the same devices are told in axes of this one if they can.
     """
     found = []
     for k, x in enumerate(outs):

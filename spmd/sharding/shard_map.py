@@ -473,7 +473,7 @@ def _check_typed(
         any(aval.explicit.spec) or speaks_of_sums(aval.explicit.spec)
     )
     # Where types say all, what is whole is said to be so; beside other axes it may be split as JAX
-    # does. What has no type lies nowhere yet.
+    # does. A value without a type lies nowhere yet.
     says_all = manual is None and mesh.are_all_axes_explicit and aval.explicit is not None
     if aval.explicit is None or not (is_typed or says_all):
         if has_sums:

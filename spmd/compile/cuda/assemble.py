@@ -4,7 +4,7 @@ The one idea: the executor runs launches as it runs kernels of the CPU, see `str
 The host's own operands (predicates, those of callbacks and of exchanges) are copied to staging
 memory and back, and the host waits for the stream first.
 
-Behind the bases that programs of all platforms have, a frame has two more: the device's record of
+After the bases that programs of all platforms have, a frame has two more: the device's record of
 the program, and its staging memory.
 """
 

@@ -93,7 +93,7 @@ def _give_back(address: int) -> None:
 
 @ctypes.PYFUNCTYPE(None, c_void_p)
 def _destroy(capsule: int) -> None:
-    """A capsule that nobody took is given back."""
+    """A capsule that no library took is given back."""
     for name in _NAMES.values():
         if _is_named_at(capsule, name):
             given.pop(_pointer_at(capsule, name), None)

@@ -1,6 +1,6 @@
 """The CUDA driver in use: CuPy's, on GPUs, or the emulator's, anywhere.
 
-`config.cuda_driver` names it (`SPMD_CUDA_DRIVER`). What a driver is: `driver_protocol.py`.
+`config.cuda_driver` names it (`SPMD_CUDA_DRIVER`). `driver_protocol.py` is the protocol.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class CupyDriver:
         self._count, self._missing = _device_count()
         self._gpus: dict[int, _Gpu] = {}
         self._lock = threading.RLock()
-        # What CuPy frees when nobody refers to it: memory by address, modules by handle.
+        # CuPy frees objects without a reference: memory by address, modules by handle.
         self._memory: dict[int, Any] = {}
         self._modules: dict[int, Any] = {}
         self._pinned_pool = cupy.cuda.PinnedMemoryPool()

@@ -72,7 +72,7 @@ class CudaMemory(DeviceMemory):
             _give_back_lent()
 
 
-# Memory of other libraries that nobody refers to here, while work that reads it may be under way.
+# Memory of other libraries that no array refers to any more, while work that reads it may run.
 _lent: list[tuple[Driver, int, Any]] = []
 
 

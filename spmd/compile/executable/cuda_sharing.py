@@ -1,7 +1,7 @@
 """Memory of GPUs that spmd and other libraries share: DLPack and `__cuda_array_interface__`.
 
-The one idea: nobody waits on the host. Each library puts its work into a stream of its own, and the
-stream of the one who reads waits for that of the one who wrote.
+The one idea: no library waits on the host. Each puts its work into a stream of its own, and the
+stream of the reader waits for that of the writer.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from spmd.compile.cuda.emulator import layout
 from spmd.compile.cuda.emulator.layout import GRANULE, INDEX, REPORT, TRACE_WORDS, WORDS
 from spmd.compile.native.llvm.function_builder import Function, Value, Words
 
-# Who touched a byte: epoch, then 16 bits for the epoch inside of the warp, then 16 bits: a thread's
-# number and 1; or SEVERAL_OF and a warp's number; or ANYBODY.
+# The last access to a byte: epoch, then 16 bits for the epoch inside of the warp, then 16 bits for
+# the thread: its number and 1; or SEVERAL_OF and a warp's number; or ANYBODY.
 _EPOCH, _WARP_EPOCH, _WHO = 32, 16, 0xFFFF
 SEVERAL_OF, ANYBODY = 0x4000, 0xFFFF
 # For each byte four words: its writer and the place, its readers and the place of the last.

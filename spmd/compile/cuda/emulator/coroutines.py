@@ -3,8 +3,8 @@
 A thread that meets others is an LLVM coroutine. It suspends where it waits and writes down for
 whom: for lanes of its warp, or for all threads of its block. The scheduler runs every thread of a
 warp until all wait or have ended, lets lanes that wait for each other go on, then goes to the next
-warp; when all threads of the block wait at the barrier, an epoch ends. Whoever waits for a thread
-that ended, or for a lane that waits elsewhere, is reported: a GPU would hang or do anything.
+warp; when all threads of the block wait at the barrier, an epoch ends. A thread that waits
+for one that ended, or for a lane that waits elsewhere, is reported: a GPU would hang or worse.
 
 The beginning of a coroutine's memory is a fixed interface of LLVM's: the address of the function
 that resumes it, then of the one that frees it.
@@ -33,7 +33,7 @@ def begin_block_text(symbol: str) -> str:
     block = (k * words["block_step"] + words["block_first"]) % words["grid"]
     f.store(block, environment, 8 * INDEX["block"])
     next_epoch(f, environment)
-    # What a block finds in shared memory is chance: NaN, and indices far outside.
+    # A block must not rely on what shared memory holds at first: NaN, and indices far outside.
     shared, count = f.convert("inttoptr", words["shared"], "ptr"), words["shared_bytes"]
     f.call("llvm.memset.p0.i64", "void", shared, f.value("i8", -1), count, f.value("i1", 0))
     report = f.convert("inttoptr", words["report"], "ptr")

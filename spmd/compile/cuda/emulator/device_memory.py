@@ -1,7 +1,7 @@
 """The memory of an emulated device: addresses that no host has, what is allocated, poison.
 
 The addresses of device k begin at `FIRST + k * APART`, where no process ever has memory: a host
-that follows one ends at once. What they stand for is a mapping of the host's, `delta` away.
+that follows one ends at once. The bytes lie in a mapping of the host's, `delta` away.
 Allocations are 256 bytes apart at least, and a freed range is taken again as late as possible. New
 and freed memory is filled with ones: floats read NaN, integers -1.
 """

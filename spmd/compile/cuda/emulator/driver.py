@@ -56,7 +56,7 @@ _DEFAULT_STREAMS = 1, 2
 
 
 class _Stream:
-    """The work of a stream that nobody waited for yet, and what failed of it.
+    """The work of a stream that no call waited for yet, and the failures among it.
 
     With each work stands whether it is done even if the work before it failed.
     """
@@ -97,7 +97,7 @@ class EmulatorDriver:
         self._is_running = False
         self._failures: dict[int, str] = {}
         self._codes = _FIRST_CODE
-        # ctypes frees what nobody refers to.
+        # ctypes frees functions without a reference.
         self._kept = (
             _CURRENT(self._current_entry),
             _LAUNCH(self._launch_entry),

@@ -1,6 +1,6 @@
 """One emulated GPU: its memory, and launches of kernels, which run until they are done.
 
-What is late and in what order is the driver's (`driver.py`): here a call does its work at once.
+The driver (`driver.py`) delays and orders work: here a call does its work at once.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ WORDS = (
 )
 INDEX = {name: k for k, name in enumerate(WORDS)}
 
-# What a report holds. The first mistake of a launch is kept.
+# The fields of a report. The first mistake of a launch is kept.
 REPORT = ("kind", "address", "nbytes", "thread", "block", "place", "other", "other_place")
 
 # Kinds of reports. `other` is the thread that it races with, which was at `other_place`.

@@ -41,8 +41,8 @@ def make_method(cls: type, name: str, address: int) -> Any:
 def _defined(name: str, address: int, flags: int) -> _MethodDef:
     """A definition, which lives for ever.
 
-    It must outlive what is made of it, which CPython looks into even to free it. At exit nobody
-    can say which of the two would go first: the modules are emptied in between.
+    It must outlive the functions made of it: CPython reads it even to free one. At exit the order
+    in which the two would go is open: the modules are emptied in between.
     """
     definition = _MethodDef(name.encode(), address, flags, None)
     keep_for_ever(definition)

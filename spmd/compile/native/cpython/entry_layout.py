@@ -48,8 +48,8 @@ from spmd.base.tree import TreeDef, is_named_tuple
 # of the allocator. Numbers are of the type they are compared with, if there is one.
 ADDRESS, BUFFER, F32, F64, I32, I64, BOOL, ARRAY, BLOCK = range(9)
 
-# Whose memory a result is: operand k itself is its owner (k >= 0), the owner of the array that is
-# operand k is (`of_operand(k)`), block k is (`of_block(k)`), or the bytes object is.
+# The owner of a result's memory: operand k itself (k >= 0), the owner of the array operand k
+# (`of_operand(k)`), block k (`of_block(k)`), or the bytes object.
 OF_SLAB = -1
 FIRST_BLOCK = 1 << 32
 

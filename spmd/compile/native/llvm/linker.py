@@ -185,7 +185,7 @@ def _link(objects: Sequence[_Object], known: Mapping[str, int]) -> list[dict[str
                 raise UnfamiliarError(f"two definitions of {name}")
     entries = _entries(objects, shared)
     addresses = [None if name in shared else known.get(name) or _exported(name) for name in entries]
-    # Behind read-only data: the table of addresses, and a stub for each.
+    # After read-only data: the table of addresses, and a stub for each.
     table = _aligned(_arrange(0, [s for s in sections if not s.is_written]), _WORD)
     stubs = table + _WORD * len(entries)
     filled = stubs + _STUB_BYTES * len(entries)

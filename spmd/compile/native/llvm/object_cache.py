@@ -3,8 +3,8 @@
 Entries are addressed by content (a hash of everything that determines the object code), so they
 are never stale and concurrent writers can only write the same thing. A file is written beside its
 place and renamed into it; it carries a checksum, and whatever fails the check is thrown away and
-built again. Entries are written behind the program that made them (`cache_writer.py`). The cache is
-an accelerator: no failure in here may ever reach the user.
+built again. A thread writes entries while the program that made them runs on (`cache_writer.py`).
+The cache is an accelerator: no failure in here may ever reach the user.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ObjectCache:
     """A folder of checked, content-addressed entries, bounded in size.
 
     `folder` gives the folder at each use (None: no cache). A folder that others than this user
-    and root may write to is not used: its entries are run as machine code. With `behind`, a
+    and root may write to is not used: its entries are run as machine code. With `write_behind`, a
     caller that stores an entry does not wait for the disk; this process finds it at once.
     """
 
@@ -100,14 +100,14 @@ class ObjectCache:
         self,
         folder: Callable[[], Folder | None],
         limit_bytes: int = LIMIT_BYTES,
-        behind: bool = False,
+        write_behind: bool = False,
     ):
         self._folder = folder
         self._limit = limit_bytes
         self._checked: dict[Folder, bool] = {}
         self._written = 0
         self._writable = True
-        self._behind = CacheWriter(self._write) if behind else None
+        self._writer = CacheWriter(self._write) if write_behind else None
 
     @property
     def folder(self) -> Folder | None:
@@ -142,8 +142,8 @@ class ObjectCache:
         if folder is None:
             return None
         path = _path_in(folder, key)
-        if self._behind is not None:
-            waiting = self._behind.get(path)
+        if self._writer is not None:
+            waiting = self._writer.get(path)
             if waiting is not None:
                 return waiting
         try:
@@ -172,16 +172,16 @@ class ObjectCache:
         if folder is None or not self._writable:
             return
         paths = {_path_in(folder, key): payload for key, payload in entries.items()}
-        if self._behind is not None:
-            self._behind.put(paths)
+        if self._writer is not None:
+            self._writer.put(paths)
             return
         for path, payload in paths.items():
             self._write(path, payload)
 
     def flush(self) -> None:
         """Write the entries that are not on the disk; when it returns, other processes find all."""
-        if self._behind is not None:
-            self._behind.flush()
+        if self._writer is not None:
+            self._writer.flush()
 
     def _write(self, path: str, payload: bytes) -> None:
         if not self._writable:
@@ -305,4 +305,4 @@ def _configured_folder() -> str | None:
     return _objects_in(config.cache_dir) if config.cache_dir else None
 
 
-object_cache = ObjectCache(_configured_folder, behind=True)
+object_cache = ObjectCache(_configured_folder, write_behind=True)

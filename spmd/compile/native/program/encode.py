@@ -196,7 +196,7 @@ class Encoder:
             raise ValueError(
                 f"{step.name}: {len(step.slots)} slots, but extents for {len(extents)}"
             )
-        # Behind the slots stand the scratch pointer and the context.
+        # After the slots come the scratch pointer and the context.
         self._max_args = max(self._max_args, len(step.slots) + 2)
         slots: list[int] = []
         for slot, extent in zip(step.slots, extents, strict=True):

@@ -47,7 +47,7 @@ def wait_for_writers() -> Callable[[], None]:
 
 
 def test_waiting_entries_are_found_here_and_after_a_flush_by_others(tmp_path, no_rest):
-    cache = ObjectCache(lambda: tmp_path, behind=True)
+    cache = ObjectCache(lambda: tmp_path, write_behind=True)
     for key in KEYS:
         cache.store(key, key.encode())
     assert files(tmp_path) == []
@@ -60,7 +60,7 @@ def test_waiting_entries_are_found_here_and_after_a_flush_by_others(tmp_path, no
 
 
 def test_entries_are_written_without_a_flush_and_the_thread_ends(tmp_path, wait_for_writers):
-    cache = ObjectCache(lambda: tmp_path, behind=True)
+    cache = ObjectCache(lambda: tmp_path, write_behind=True)
     for turn in range(2):  # a thread that ended is followed by another
         cache.store(KEYS[turn], b"object code")
         wait_for_writers()
@@ -70,7 +70,7 @@ def test_entries_are_written_without_a_flush_and_the_thread_ends(tmp_path, wait_
 def test_entries_are_written_while_a_thread_stores_without_rest(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_writer, "LONGEST_WAIT_SECONDS", 0.1)
     monkeypatch.setattr(cache_writer, "REST_SECONDS", 30.0)
-    cache = ObjectCache(lambda: tmp_path, behind=True)
+    cache = ObjectCache(lambda: tmp_path, write_behind=True)
     deadline = time.monotonic() + 60
     while not files(tmp_path):
         cache.store(KEYS[0], b"object code")
@@ -109,7 +109,7 @@ def test_the_last_payload_of_a_path_is_written_last():
 
 
 def test_threads_that_store_lose_nothing(tmp_path):
-    cache = ObjectCache(lambda: tmp_path, behind=True)
+    cache = ObjectCache(lambda: tmp_path, write_behind=True)
     failed: list[object] = []
 
     def store(first: int) -> None:
@@ -132,7 +132,7 @@ def test_entries_are_written_at_once_where_no_thread_can_start(tmp_path, monkeyp
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    cache = ObjectCache(lambda: tmp_path, behind=True)
+    cache = ObjectCache(lambda: tmp_path, write_behind=True)
     for key in KEYS[:2]:
         cache.store(key, b"object code")
     assert len(files(tmp_path)) == 2
@@ -148,7 +148,7 @@ def test_a_full_disk_ends_writing_and_raises_in_no_thread(tmp_path, monkeypatch,
 
     monkeypatch.setattr(threading, "excepthook", raised.append)
     monkeypatch.setattr("os.replace", full)
-    cache = ObjectCache(lambda: tmp_path, behind=True)
+    cache = ObjectCache(lambda: tmp_path, write_behind=True)
     for key in KEYS:
         cache.store(key, b"object code")
     cache.flush()
@@ -196,7 +196,7 @@ def test_a_limit_of_file_sizes_raises_nowhere_and_leaves_no_half_file(tmp_path):
 
 def test_a_change_of_folder_does_not_move_stored_entries(tmp_path, no_rest):
     folders = [tmp_path / "first"]
-    cache = ObjectCache(lambda: folders[0], behind=True)
+    cache = ObjectCache(lambda: folders[0], write_behind=True)
     cache.store(KEYS[0], b"object code")
     folders[0] = tmp_path / "second"
     assert cache.load(KEYS[0]) is None
@@ -225,7 +225,7 @@ from pathlib import Path
 from spmd.compile.native.llvm import cache_writer as behind
 from spmd.compile.native.llvm.object_cache import ObjectCache, entry_key
 behind.REST_SECONDS = behind.LONGEST_WAIT_SECONDS = 1000.0  # only the end of the program writes
-cache = ObjectCache(lambda: Path(sys.argv[1]), behind=True)
+cache = ObjectCache(lambda: Path(sys.argv[1]), write_behind=True)
 def store(*_):
     for k in range(40):
         cache.store(entry_key(str(k)), bytes(10_000))
@@ -271,7 +271,7 @@ from pathlib import Path
 from spmd.compile.native.llvm import cache_writer as behind
 from spmd.compile.native.llvm.object_cache import ObjectCache, entry_key
 behind.REST_SECONDS = 0.0
-cache = ObjectCache(lambda: Path(sys.argv[1]), behind=True)
+cache = ObjectCache(lambda: Path(sys.argv[1]), write_behind=True)
 def store():
     k = 0
     while True:

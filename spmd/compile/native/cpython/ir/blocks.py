@@ -1,7 +1,7 @@
 """Blocks of the allocator as native code: made for results, and given back with the last reference.
 
 The free lists stay those of `native/runtime/allocator.py`: Python lists of addresses, which only
-who holds the GIL changes. What a list cannot serve, Python does.
+the holder of the GIL changes. Python serves requests that the lists cannot.
 """
 
 from __future__ import annotations
