@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from spmd.compile.executable.executable import compile_jaxpr
-from spmd.compile.kernel.interpret import interpret
 from spmd.compile.lower.in_place import group_kernel
 from spmd.compile.passes.pipeline import PASSES, run_passes
 from spmd.compile.schedule import memory_plan
 from spmd.core.check import check_jaxpr
 from spmd.core.ir import Literal
+from tests.compile.kernel.interpret import interpret
 from tests.compile.programs import by_impl, random_program
 
 SEEDS = range(60)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, from_bits, kind, to_bits
-from spmd.compile.kernel.scalar_reference import identity
+from spmd.compile.kernel.ops import identity
 
 
 def carrier(dtype: str) -> str:

@@ -1,6 +1,7 @@
 """Kernel IR: loop nests over scalar expressions, once for all backends.
 
 `ir` the data structures, `ops` and `dtypes` the tables, `builder` a builder, `check` the law,
-`interpret` the meaning (the oracle of every renderer), `format` the readable form,
-`iteration_space` the transformations of iteration spaces that every renderer starts with.
+`format` the readable form, `iteration_space` the transformations of iteration spaces that every
+renderer starts with. The meaning of a kernel is the interpreter of tests/compile/kernel, the oracle
+of every renderer.
 """

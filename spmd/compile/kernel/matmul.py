@@ -9,7 +9,7 @@ result, adding a bias, rounding to bf16, permuting dims and applying an activati
 thing: an epilogue. C itself need never be in memory: a backend computes a block of it and runs the
 epilogue on that block (`block_epilogue`) while it is in a cache, or in registers.
 
-`check_product` is the law, `interpret_product` the meaning.
+`check_product` is the law.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from spmd.base.record import field, record
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import KernelError, affine_range, check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, kind
-from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import ROW, Arg, Const, Instr, Kernel, Load, Map, Op, Store
 
 Array = np.ndarray[Any, Any]
@@ -238,40 +237,6 @@ def check_epilogue(kernel: Kernel, batch: Sequence[int], m: int, n: int, carried
             need(item.map == maps[item.arg], f"argument {item.arg} is used at two maps")
             need(min(item.map.strides[-2:]) >= 0, f"argument {item.arg} runs backwards")
     need(maps[0] == Map(c_strides(batch, m, n)), "C is contiguous")
-
-
-# ---- the meaning -----------------------------------------------------------------------------
-
-
-def interpret_product(p: Product, a: Array, b: Array, *rest: Array) -> None:
-    """Run a product on flat arrays: A and B from their elements [0, 0], then the epilogue's.
-
-    The order in which a backend sums is its own, as long as it depends on nothing but the product.
-    """
-    check_product(p)
-    dtype = DTYPES[p.carried].numpy
-    left = view(a, p.a, (*p.batch, p.m, p.k)).astype(dtype)
-    right = view(b, p.b, (*p.batch, p.k, p.n)).astype(dtype)
-    with np.errstate(all="ignore"):
-        c = np.matmul(left, right)
-    interpret(p.epilogue, [np.ascontiguousarray(c).reshape(-1), *rest])
-
-
-def view(array: Array, operand: Operand, shape: tuple[int, ...]) -> Array:
-    """An operand of a shape (*batch, rows, columns), where its elements [0, 0] come first."""
-    strides = (*operand.batch, operand.row, operand.column)
-    if operand.panel:
-        *outer, columns = shape
-        shape = (*outer, -(-columns // operand.panel), operand.panel)
-        strides = (*strides[:-1], operand.column * operand.panel, 1)
-        panels = _strided(array, shape, strides)
-        return panels.reshape(*outer, shape[-2] * shape[-1])[..., :columns]
-    return _strided(array, shape, strides)
-
-
-def _strided(array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    nbytes = tuple(stride * array.itemsize for stride in strides)
-    return np.lib.stride_tricks.as_strided(array, shape, nbytes, writeable=False)
 
 
 # ---- joining a kernel to a product -------------------------------------------------------------

@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
+
 from spmd.base.record import record
 from spmd.compile.kernel.dtypes import COMPLEX_OF, DTYPES, REAL_OF, kind
 
@@ -131,6 +133,21 @@ def supports(op: str, operands: Sequence[str], dtype: str) -> bool:
         return op in COMPLEX_OPS
     # The neighbours of a narrow float are not those of the f32 that carries it.
     return op != "nextafter" or dtype in ("f32", "f64")
+
+
+def identity(op: str, dtype: str) -> np.generic:
+    """Return the value that `op` starts a reduction of `dtype` from, in its carrier."""
+    numpy_dtype = DTYPES[DTYPES[dtype].carrier].numpy
+    if op in ("max", "min"):
+        if kind(dtype) == "f":
+            return numpy_dtype.type(-np.inf if op == "max" else np.inf)
+        if kind(dtype) == "b":
+            return np.bool_(op == "min")
+        info = np.iinfo(numpy_dtype)
+        return numpy_dtype.type(info.min if op == "max" else info.max)
+    if op == "and":
+        return np.bool_(True) if kind(dtype) == "b" else np.invert(numpy_dtype.type(0))
+    return numpy_dtype.type(1 if op == "mul" else 0)
 
 
 def _can_bitcast(source: str, target: str) -> bool:

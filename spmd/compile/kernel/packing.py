@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from spmd.base.record import record
-from spmd.compile.kernel.dtypes import DTYPES, itemsize
-from spmd.compile.kernel.matmul import Operand, view
+from spmd.compile.kernel.dtypes import itemsize
+from spmd.compile.kernel.matmul import Operand
 
 Array = np.ndarray[Any, Any]
 
@@ -56,13 +56,3 @@ class Packing:
         size = self.panels * self.panel * self.k
         strides = [size * math.prod(self.batch[d + 1 :]) for d in range(len(self.batch))]
         return Operand(self.carried, self.panel, self.k, tuple(strides), self.panel)
-
-
-def interpret_packing(p: Packing, source: Array, target: Array) -> None:
-    """Pack a flat array, from its element [0, 0], into a flat one."""
-    shape = (*p.batch, p.panels, p.k, p.panel)
-    columns = view(source, p.source, (*p.batch, p.k, p.n)).astype(DTYPES[p.carried].numpy)
-    whole = np.zeros((*p.batch, p.k, p.panels * p.panel), columns.dtype)
-    whole[..., : p.n] = columns
-    panels = whole.reshape(*p.batch, p.k, p.panels, p.panel)
-    target.reshape(shape)[...] = np.swapaxes(panels, -2, -3)

@@ -7,19 +7,17 @@ windows of an image, which is never laid out as a matrix: a convolution is one, 
 gradients. As `Product` it is a node of its own: every backend has its own best loops for it. Like a
 product's, its result may be followed by an epilogue, a kernel that runs on finished rows of it.
 
-`check_contraction` is the law, `interpret_contraction` the meaning.
+`check_contraction` is the law.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from spmd.base.record import record
 from spmd.compile.kernel.check import KernelError
-from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import check_epilogue
 
@@ -125,16 +123,3 @@ def lies_in_order(rows: Dims, columns: int) -> bool:
             return False
         behind *= size
     return True
-
-
-def interpret_contraction(given: Contraction, a: Any, b: Any, out: Any, *rest: Any) -> None:
-    """Run a contraction on flat NumPy arrays that begin at the elements at index zero."""
-    rows, depth = given.rows.offsets(), given.depth.offsets()
-    columns = np.arange(given.columns)
-    count, a_step, b_step, out_step = given.batch
-    for member in range(count):
-        left = a[member * a_step + rows[:, :1] + depth[:, 0]]
-        right = b[member * b_step + depth[:, 1:] + columns]
-        out[member * out_step + rows[:, 1:] + columns] = left @ right
-    if given.epilogue is not None:
-        interpret(given.epilogue, [out, *rest])

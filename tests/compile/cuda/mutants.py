@@ -17,8 +17,6 @@ from spmd.base.errors import CudaError
 from spmd.base.record import record
 from spmd.compile.cuda.kernel import PRELUDE, module_text, render, render_product
 from spmd.compile.cuda.launch import Function, Rendered
-from spmd.compile.kernel.interpret import interpret
-from spmd.compile.kernel.matmul import interpret_product
 from tests.compile.cuda import test_sort, test_windows
 from tests.compile.cuda.corpus import (
     operation_cases,
@@ -29,6 +27,8 @@ from tests.compile.cuda.corpus import (
 from tests.compile.cuda.emulated import Emulator
 from tests.compile.cuda.large_kernels import LARGE, large_inputs
 from tests.compile.cuda.test_matmul import CASES, of_programs
+from tests.compile.kernel.interpret import interpret
+from tests.compile.kernel.interpret_products import interpret_product
 from tests.compile.kernel.op_kernels import assert_close
 from tests.compile.kernel.random_kernels import Case
 

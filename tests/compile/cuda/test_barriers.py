@@ -10,9 +10,9 @@ import pytest
 from spmd.base.errors import CudaError
 from spmd.compile.cuda.kernel import module_text, render
 from spmd.compile.cuda.launch import Rendered
-from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import Kernel
 from tests.compile.cuda.emulated import Emulator
+from tests.compile.kernel.interpret import interpret
 from tests.compile.kernel.op_kernels import row_sum, transposed_case
 
 

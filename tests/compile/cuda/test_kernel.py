@@ -9,7 +9,6 @@ import pytest
 
 from spmd.compile.cuda.emulator.layout import Mode
 from spmd.compile.cuda.kernel import render, render_product
-from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.matmul import Operand, Product, store_epilogue
 from tests.compile.cuda.corpus import (
     operation_cases,
@@ -19,6 +18,7 @@ from tests.compile.cuda.corpus import (
 )
 from tests.compile.cuda.emulated import Emulator
 from tests.compile.cuda.large_kernels import LARGE, elementwise, large_inputs
+from tests.compile.kernel.interpret import interpret
 from tests.compile.kernel.op_kernels import assert_close, renumbered, row_sum
 from tests.compile.kernel.random_kernels import Case
 

@@ -12,10 +12,11 @@ from spmd.compile.cuda.launch import MOST_SHARED
 from spmd.compile.cuda.matmul import as_rows, is_narrow, plan_tiles
 from spmd.compile.cuda.nvrtc import compile_cubin
 from spmd.compile.kernel.dtypes import DTYPES
-from spmd.compile.kernel.interpret import interpret
-from spmd.compile.kernel.matmul import Operand, Product, interpret_product, store_epilogue
+from spmd.compile.kernel.matmul import Operand, Product, store_epilogue
 from tests.compile.cuda.corpus import program_products
 from tests.compile.cuda.emulated import Emulator
+from tests.compile.kernel.interpret import interpret
+from tests.compile.kernel.interpret_products import interpret_product
 from tests.compile.kernel.op_kernels import assert_close
 from tests.compile.kernel.random_products import ProductCase, random_product
 

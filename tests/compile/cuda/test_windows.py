@@ -18,9 +18,10 @@ from spmd.compile.cuda.launch import SHARED_WITHOUT_ASKING, Rendered
 from spmd.compile.cuda.nvrtc import compile_cubin
 from spmd.compile.cuda.windows import is_narrow
 from spmd.compile.kernel.builder import Builder
-from spmd.compile.kernel.window_contraction import Contraction, Dims, interpret_contraction
+from spmd.compile.kernel.window_contraction import Contraction, Dims
 from tests.compile.cpu.matmul.test_window_plan import image_case
 from tests.compile.cuda.emulated import Emulator
+from tests.compile.kernel.interpret_products import interpret_contraction
 
 # Images, their size, features, side of the window, columns: narrow ones, the edges of tiles, depths
 # of less than a slab and of several.

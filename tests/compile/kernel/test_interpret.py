@@ -5,9 +5,9 @@ import pytest
 
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import DTYPES
-from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.kernel.scalar_reference import scalar_op
+from tests.compile.kernel.interpret import interpret
+from tests.compile.kernel.scalar_reference import scalar_op
 
 
 def run(kernel: Kernel, *inputs: np.ndarray) -> list[np.ndarray]:

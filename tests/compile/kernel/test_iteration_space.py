@@ -6,9 +6,9 @@ import pytest
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import check_kernel
 from spmd.compile.kernel.dtypes import DTYPES
-from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.iteration_space import can_share, normalise
 from spmd.compile.kernel.split_reduction import split_reduction
+from tests.compile.kernel.interpret import interpret
 from tests.compile.kernel.random_kernels import random_case
 
 

@@ -14,11 +14,11 @@ from spmd.compile.kernel.matmul import (
     c_strides,
     check_epilogue,
     check_product,
-    interpret_product,
     plain_store,
     product_dtype,
     store_epilogue,
 )
+from tests.compile.kernel.interpret_products import interpret_product
 
 
 def plain(m, n, k, **changes) -> Product:

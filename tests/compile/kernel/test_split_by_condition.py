@@ -10,13 +10,13 @@ import spmd.numpy as snp
 from spmd.compile.executable.executable import compile_jaxpr
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import check_kernel
-from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import Iota, Kernel, Load, Op
 from spmd.compile.kernel.split_by_condition import LEAST_POINTS, MOST_PIECES, cut_pieces
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.steps import Launch
 from spmd.compile.native.program.steps import BatchStep, walk
 from spmd.compile.passes.pipeline import run_passes
+from tests.compile.kernel.interpret import interpret
 from tests.compile.kernel.random_kernels import random_case
 
 RNG = np.random.default_rng(11)

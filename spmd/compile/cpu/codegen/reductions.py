@@ -12,8 +12,7 @@ from spmd.compile.cpu.codegen.conversions import constant_parts, element_of
 from spmd.compile.cpu.codegen.scalar_ops import combine
 from spmd.compile.kernel.dtypes import DTYPES, kind, to_bits
 from spmd.compile.kernel.ir import Reduce
-from spmd.compile.kernel.ops import ARG_REDUCERS
-from spmd.compile.kernel.scalar_reference import identity
+from spmd.compile.kernel.ops import ARG_REDUCERS, identity
 from spmd.compile.native.llvm.vector_emitter import Emitter
 
 

@@ -9,11 +9,11 @@ import pytest
 from spmd.compile.cpu.codegen.kernel import render
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import DTYPES
-from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.ops import supports
 from spmd.compile.native.llvm.vector_emitter import Emitter, Module, Target
 from tests.compile.cpu.native import host_target, run_native
+from tests.compile.kernel.interpret import interpret
 from tests.compile.kernel.op_kernels import (
     BITCASTS,
     OP_NAMES,

@@ -7,10 +7,10 @@ import spmd
 import spmd.numpy as snp
 from spmd.compile.cpu.codegen.kernel import render
 from spmd.compile.kernel.builder import Builder
-from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.native.llvm.compiler import compile_texts
 from tests.compile.cpu.native import host_target, run_native
+from tests.compile.kernel.interpret import interpret
 from tests.compile.kernel.op_kernels import assert_close
 
 COUNT = 203

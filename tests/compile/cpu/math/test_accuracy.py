@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from spmd.compile.kernel.builder import Builder
-from spmd.compile.kernel.scalar_reference import scalar_op
 from spmd.compile.native.llvm.vector_emitter import Target
 from tests.compile.cpu.native import run_native
+from tests.compile.kernel.scalar_reference import scalar_op
 
 LONG = np.longdouble
 TARGETS = {"host": None, "plain": Target(128, False)}

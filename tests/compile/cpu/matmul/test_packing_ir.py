@@ -8,8 +8,8 @@ from spmd.compile.cpu.matmul import plan as matmul_plan
 from spmd.compile.cpu.matmul.plan import packing_step, plan_packing, plan_product, prefers_packed
 from spmd.compile.kernel.check import KernelError
 from spmd.compile.kernel.dtypes import DTYPES as KERNEL_DTYPES
-from spmd.compile.kernel.matmul import Product, check_product, interpret_product
-from spmd.compile.kernel.packing import Packing, interpret_packing
+from spmd.compile.kernel.matmul import Product, check_product
+from spmd.compile.kernel.packing import Packing
 from spmd.compile.native.llvm.compiler import compile_texts
 from spmd.compile.native.program.steps import KernelStep, Program, Slot
 from spmd.compile.native.runtime.run import build_program
@@ -22,6 +22,7 @@ from tests.compile.cpu.matmul.test_plan import (
     operand,
     product_of,
 )
+from tests.compile.kernel.interpret_products import interpret_packing, interpret_product
 from tests.compile.native.programs import address
 
 

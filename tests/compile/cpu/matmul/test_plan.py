@@ -17,7 +17,6 @@ from spmd.compile.kernel.matmul import (
     Product,
     argument_maps,
     c_strides,
-    interpret_product,
     product_dtype,
     store_epilogue,
 )
@@ -25,6 +24,7 @@ from spmd.compile.native.llvm.compiler import Host, loader
 from spmd.compile.native.llvm.modules import CONTROL, is_control, symbols_of
 from spmd.compile.native.program.steps import Program, Slot
 from spmd.compile.native.runtime.run import build_program
+from tests.compile.kernel.interpret_products import interpret_product
 from tests.compile.native.programs import address
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

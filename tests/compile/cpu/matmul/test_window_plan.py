@@ -16,12 +16,12 @@ from spmd.compile.kernel.window_contraction import (
     Dims,
     check_contraction,
     dims_of,
-    interpret_contraction,
 )
 from spmd.compile.native.llvm.compiler import Host, compile_texts, host
 from spmd.compile.native.llvm.vectors import vectors
 from spmd.compile.native.program.steps import Program, Slot
 from spmd.compile.native.runtime.run import build_program
+from tests.compile.kernel.interpret_products import interpret_contraction
 
 
 def run(given, a, b, size, *rest):

@@ -1,4 +1,4 @@
-"""The meaning of kernel IR: an interpreter in NumPy, the oracle of every renderer.
+"""The meaning of kernel IR: an interpreter in NumPy, the oracle of the tests of every renderer.
 
 Each value is one array over the whole space (POINT values have size 1 in the inner dims), and each
 instruction one line of NumPy. Nothing here is clever, so that a difference to compiled code is the
@@ -30,7 +30,8 @@ from spmd.compile.kernel.ir import (
     Store,
     StoreRow,
 )
-from spmd.compile.kernel.scalar_reference import identity, scalar_op
+from spmd.compile.kernel.ops import identity
+from tests.compile.kernel.scalar_reference import scalar_op
 
 Array = np.ndarray[Any, Any]
 

@@ -1,7 +1,6 @@
 """Meanings of scalar operations, as NumPy code on carried values (see `ops.py` for the rules).
 
-Part of the interpreter: `scalar_op` gives a function of arrays, `identity` the start of a
-reduction.
+Part of the interpreter: `scalar_op` gives a function of arrays.
 """
 
 from __future__ import annotations
@@ -37,21 +36,6 @@ def scalar_op(
     if op == "nextafter":
         return lambda x, y: _nextafter(x, y, dtype)
     return _PLAIN[op]
-
-
-def identity(op: str, dtype: str) -> np.generic:
-    """Return the value that `op` starts a reduction of `dtype` from, in its carrier."""
-    numpy_dtype = DTYPES[DTYPES[dtype].carrier].numpy
-    if op in ("max", "min"):
-        if kind(dtype) == "f":
-            return numpy_dtype.type(-np.inf if op == "max" else np.inf)
-        if kind(dtype) == "b":
-            return np.bool_(op == "min")
-        info = np.iinfo(numpy_dtype)
-        return numpy_dtype.type(info.min if op == "max" else info.max)
-    if op == "and":
-        return np.bool_(True) if kind(dtype) == "b" else np.invert(numpy_dtype.type(0))
-    return numpy_dtype.type(1 if op == "mul" else 0)
 
 
 def _threefry(k0: Array, k1: Array, x0: Array, x1: Array) -> Array:
