@@ -20,8 +20,8 @@ from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     kernels,
     matmul,
     nested_shard_map,
-    prng_keys,
     reduce_window,
+    same_bytes,
     sort,
 )
 from spmd.compile.lower.lowering import lower

@@ -46,7 +46,7 @@ def _op(name: str) -> Entry:
 _SAME_NAME = (
     "add sub mul div rem max min neg abs floor ceil sign exp exp2 expm1 log log1p sin cos tan asin "
     "acos atan atan2 sinh cosh tanh asinh acosh atanh logistic sqrt rsqrt cbrt erf erfc erf_inv "
-    "lgamma digamma real imag conj complex nextafter and or xor not clz is_finite "
+    "lgamma digamma real imag conj complex and or xor not clz is_finite "
     "eq ne lt le gt ge"
 ).split()
 
@@ -150,6 +150,70 @@ def _bitcast(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) ->
     return b.bitcast(xs[0], out)
 
 
+# Of floats: the bits of the exponent and of the mantissa.
+_EXPONENT_AND_MANTISSA = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}
+
+
+class _Bits:
+    """The bits of a float, and arithmetic on them as on an unsigned number."""
+
+    def __init__(self, b: Builder, x: int):
+        self.b, self.dtype = b, b.dtype(x)
+        if self.dtype not in _EXPONENT_AND_MANTISSA:
+            raise NoKernelError(f"bits of {self.dtype}")
+        self.exponent_bits, self.mantissa_bits = _EXPONENT_AND_MANTISSA[self.dtype]
+        self.width = 1 + self.exponent_bits + self.mantissa_bits
+        self.word = f"u{self.width}"
+        self.bits = b.bitcast(x, self.word)
+        self.top = 1 << (self.width - 1)
+        self.infinity = ((1 << self.exponent_bits) - 1) << self.mantissa_bits
+
+    def do(self, op: str, x: int, number: int) -> int:
+        """An operation whose second operand is a number."""
+        return apply(self.b, op, x, self.b.const(number, self.word))
+
+    def of_float(self, bits: int) -> int:
+        return self.b.bitcast(bits, self.dtype)
+
+
+def _reduce_precision(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
+    """Round to even on the bits, then flush numbers beyond the narrower exponent."""
+    (x,), it = xs, _Bits(b, xs[0])
+    exponent_bits, mantissa_bits = params["exponent_bits"], params["mantissa_bits"]
+    bits = it.bits
+    if mantissa_bits < it.mantissa_bits:
+        drop = it.mantissa_bits - mantissa_bits
+        last = it.do("and", it.do("shr_logical", bits, drop), 1)
+        bits = it.do("add", apply(b, "add", bits, last), (1 << (drop - 1)) - 1)
+        bits = it.do("and", bits, (1 << it.width) - (1 << drop))
+    if exponent_bits < it.exponent_bits:
+        bias, wide = (1 << (exponent_bits - 1)) - 1, (1 << (it.exponent_bits - 1)) - 1
+        sign = it.do("and", bits, it.top)
+        exponent = it.do("and", bits, it.infinity)
+        above = it.do("gt", exponent, (wide + bias) << it.mantissa_bits)
+        bits = apply(b, "select", above, it.do("or", sign, it.infinity), bits)
+        below = it.do("le", exponent, (wide - bias) << it.mantissa_bits)
+        bits = apply(b, "select", below, sign, bits)
+    return apply(b, "select", apply(b, "ne", x, x), x, it.of_float(bits))
+
+
+def _nextafter(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
+    """The number next to x on the way to y; by its bits if it has 16 of them."""
+    x, y = xs
+    if b.dtype(x) not in ("f16", "bf16"):
+        return apply(b, "nextafter", x, y)
+    it = _Bits(b, x)
+    zero = b.const(0.0, it.dtype)
+    outwards = apply(b, "eq", apply(b, "lt", x, y), apply(b, "gt", x, zero))
+    step = apply(b, "select", outwards, it.do("add", it.bits, 1), it.do("sub", it.bits, 1))
+    least = it.do("or", it.do("and", _Bits(b, y).bits, it.top), 1)
+    bits = apply(b, "select", apply(b, "eq", x, zero), least, step)
+    found = apply(b, "select", apply(b, "eq", x, y), y, it.of_float(bits))
+    for given in (x, y):
+        found = apply(b, "select", apply(b, "ne", given, given), given, found)
+    return found
+
+
 def _identity(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
     return xs[0]
 
@@ -167,6 +231,8 @@ ENTRIES: dict[str, Entry] = {
     "clamp": _clamp,
     "convert_element_type": _convert,
     "bitcast_convert_type": _bitcast,
+    "reduce_precision": _reduce_precision,
+    "nextafter": _nextafter,
     "copy": _identity,
     "stop_gradient": _identity,
     **RANDOM_ENTRIES,

@@ -154,7 +154,7 @@ def pad(lowering: Lowering, eqn: Eqn) -> None:
     operand, padding = eqn.invars
     (out,) = eqn.outvars
     dtype, config = storage_dtype(out.aval.dtype), eqn.params["padding_config"]
-    if dtype is None or any(low < 0 or high < 0 for low, high, _ in config):
+    if dtype is None:
         host(lowering, eqn)
         return
     value, source = lowering.ref(padding), lowering.ref(operand)
@@ -164,14 +164,22 @@ def pad(lowering: Lowering, eqn: Eqn) -> None:
     with b.row():
         b.store(target, (1,), b.load(number, (0,)))
     lowering.steps.append(Launch(b.build(), (value, place), "pad", eqn.source))
-    if not operand.aval.size:
+    # Negative padding cuts elements off: along each dim those from `first` on stay.
+    kept, offset, start = [], 0, 0
+    dims = zip(operand.aval.shape, out.aval.shape, config, strict=True)
+    pitches, steps = strides_of(operand.aval.shape), strides_of(out.aval.shape)
+    for (size, room, (low, _, between)), pitch, step in zip(dims, pitches, steps, strict=True):
+        first = max(-(low // (between + 1)), 0)
+        last = min((room - 1 - low) // (between + 1), size - 1)
+        kept.append(last - first + 1)
+        start += pitch * first
+        offset += step * (low + first * (between + 1))
+    if min(kept) <= 0:
         return
-    pitches = list(zip(strides_of(out.aval.shape), config, strict=True))
-    strides = [pitch * (between + 1) for pitch, (_, _, between) in pitches]
-    offset = sum(pitch * low for pitch, (low, _, _) in pitches)
-    b = Builder(operand.aval.shape, ())
+    strides = [step * (between + 1) for step, (_, _, between) in zip(steps, config, strict=True)]
+    b = Builder(kept, ())
     given = b.arg(dtype, operand.aval.size)
     target = b.arg(dtype, out.aval.size, "inout")
     with b.row():
-        b.store(target, strides, b.load(given, strides_of(operand.aval.shape)), offset)
+        b.store(target, strides, b.load(given, pitches, start), offset)
     lowering.steps.append(Launch(b.build(), (source, place), "pad", eqn.source))

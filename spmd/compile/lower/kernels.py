@@ -104,7 +104,9 @@ def cumulative(lowering: Lowering, eqn: Eqn) -> None:
         dtype = need_dtype(out.aval.dtype)
     except NoKernelError:
         dtype = "bool"
-    if dtype == "bool" or not supports(op, (dtype, dtype), dtype) or dtype[0] == "c":
+    by_parts = dtype[0] == "c" and op == "add"
+    is_scanned = dtype != "bool" and dtype[0] != "c" and supports(op, (dtype, dtype), dtype)
+    if not by_parts and not is_scanned:
         host(lowering, eqn)
         return
     axis, shape = eqn.params["axis"], out.aval.shape
@@ -114,8 +116,13 @@ def cumulative(lowering: Lowering, eqn: Eqn) -> None:
     b = Builder([shape[d] for d in outer], (shape[axis],))
     source, target = b.arg(dtype, out.aval.size), b.arg(dtype, out.aval.size, "out")
     with b.row():
-        value = b.load(source, order)
-        b.store(target, order, b.scan(op, value, bool(eqn.params["reverse"])))
+        value, backwards = b.load(source, order), bool(eqn.params["reverse"])
+        if by_parts:
+            parts = [b.scan(op, b.op(part, value), backwards) for part in ("real", "imag")]
+            made = b.op("complex", *parts)
+        else:
+            made = b.scan(op, value, backwards)
+        b.store(target, order, made)
     refs = (lowering.ref(operand), lowering.place(out))
     lowering.steps.append(Launch(b.build(), refs, eqn.prim.name, eqn.source))
 
