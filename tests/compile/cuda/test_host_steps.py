@@ -114,7 +114,7 @@ def test_the_page_lists_each_step_of_the_host_with_a_reason(request):
 def platform(request):
     with (
         config.override("cuda_driver", "emulator"),
-        config.override("num_cuda_devices", 1),
+        config.override("num_cuda_devices", 4),
         config.override("platform", request.param),
     ):
         yield request.param
