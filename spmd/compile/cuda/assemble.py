@@ -13,15 +13,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import cached_property
 from typing import Any
 
 from spmd.compile.cuda import stream_steps_ir
-from spmd.compile.cuda.driver import CudaError, Driver, driver
-from spmd.compile.cuda.kernel import module_text, render, render_contraction, render_product
+from spmd.compile.cuda.driver import driver
+from spmd.compile.cuda.kernel import render, render_contraction, render_product
 from spmd.compile.cuda.launch import Function, Rendered
-from spmd.compile.cuda.nvrtc import Compiled as Image
-from spmd.compile.cuda.nvrtc import compile_cubin
+from spmd.compile.cuda.program import CudaProgram
 from spmd.compile.cuda.sort import render_sort
 from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.ir import Kernel
@@ -49,7 +47,6 @@ from spmd.compile.native.program.encode import encoded
 from spmd.compile.native.program.encode_collectives import bytes_read, extents
 from spmd.compile.native.program.steps import KernelStep, Program, Slot, with_blocks, with_places
 from spmd.compile.native.program.steps import Step as NativeStep
-from spmd.compile.native.runtime.run import NativeProgram
 from spmd.compile.schedule.memory_plan import Plan
 
 __all__ = ["CalleeCompiler", "CudaProgram", "assemble", "legalise"]
@@ -81,85 +78,11 @@ def assemble(
     The plan's arena grows by the scratch arrays of kernels.
     """
     builder = Builder(schedule, plan)
-    return CudaProgram(builder.program(devices), builder)
-
-
-# ---- programs ----------------------------------------------------------------------------------
-
-
-class CudaProgram(NativeProgram):
-    """A native program with its functions, which each device loads before it first runs it."""
-
-    has_entry_points = False
-
-    def __init__(self, program: Program, builder: Builder):
-        super().__init__(encoded(program), program)
-        self.may_queue = False  # the stream is the queue
-        self.functions = tuple(builder.functions.values())
-        self.staging_bytes = builder.staging_bytes
-        self.step_names = tuple(builder.names)
-        # By driver and device.
-        self._handles: dict[tuple[Driver, int], tuple[int, ...]] = {}
-
-    @cached_property
-    def described(self) -> str:
-        """The program for errors: its name, and its steps from the first to the last."""
-        names = self.step_names
-        if len(names) < 2:
-            return f"{self.name}: {''.join(names) or 'no steps'}"
-        return f"{self.name}: {len(names)} steps, from {names[0]} to {names[-1]}"
-
-    def record(self, device: int) -> list[int]:
-        """The words of a device's record of the program, for one run."""
-        gpu = driver()
-        handles = self._handles.get((gpu, device))
-        if handles is None:
-            handles = self._handles[gpu, device] = self._loaded(device)
-        entries = gpu.entries
-        words = [0, 0, gpu.context(device), gpu.stream(device)]
-        words += [entries.current, entries.launch, entries.copy, entries.wait]
-        return [*words, *handles]
-
-    def _loaded(self, device: int) -> tuple[int, ...]:
-        gpu = driver()
-        modules = images(self.functions, gpu.facts(device).arch)
-        return tuple(
-            gpu.function(device, loaded(device, modules[f.symbol]), f.symbol, f.launch.shared)
-            for f in self.functions
-        )
-
-    def check(self, record: Any) -> None:
-        """Raise a `CudaError` if a driver call of a run failed; `record` is as the run left it."""
-        code = int(record[stream_steps_ir.STATUS])
-        if code:
-            step = self.step_names[int(record[stream_steps_ir.STEP])]
-            raise CudaError(f"{self.name}: {step}: {driver().error(code)}")
-
-
-# Modules are kept: programs share functions, and a function is compiled once in a process.
-_images: dict[tuple[str, str], Image] = {}
-
-
-def images(functions: Sequence[Function], arch: str) -> dict[str, Image]:
-    """By symbol, the module in which each function is; those that have none become one."""
-    missing = [f for f in functions if (arch, f.symbol) not in _images]
-    if missing:
-        made = compile_cubin(module_text(missing), arch)
-        _images.update({(arch, f.symbol): made for f in missing})
-    return {f.symbol: _images[arch, f.symbol] for f in functions}
-
-
-# By driver, device and module, which is kept.
-_modules: dict[tuple[Driver, int, int], tuple[Image, int]] = {}
-
-
-def loaded(device: int, image: Image) -> int:
-    """The handle of a module on a device."""
-    gpu = driver()
-    known = _modules.get((gpu, device, id(image)))
-    if known is None:
-        known = _modules[gpu, device, id(image)] = image, gpu.load(device, image)
-    return known[1]
+    program = builder.program(devices)
+    functions = tuple(builder.functions.values())
+    blocks = tuple([(f.symbol, f.launch.shared) for f in functions])
+    kept = blocks, builder.staging_bytes, tuple(builder.names)
+    return CudaProgram(encoded(program), kept, program, functions)
 
 
 @functools.cache

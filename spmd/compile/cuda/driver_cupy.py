@@ -18,8 +18,7 @@ from cupy_backends.cuda.api import runtime
 from spmd.base.amounts import size_text
 from spmd.base.errors import CudaError, OutOfMemoryError
 from spmd.compile.cuda.driver_protocol import DeviceFacts, Entries
-from spmd.compile.cuda.launch import SHARED_WITHOUT_ASKING
-from spmd.compile.cuda.nvrtc import Compiled
+from spmd.compile.cuda.launch import SHARED_WITHOUT_ASKING, Compiled
 
 _MOST_SHARED_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _MEMORY_OF_A_DEVICE = 2  # cudaMemoryTypeDevice

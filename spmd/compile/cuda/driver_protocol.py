@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from spmd.base.record import record
-from spmd.compile.cuda.nvrtc import Compiled
+from spmd.compile.cuda.launch import Compiled
 
 
 @record

@@ -1,9 +1,11 @@
-"""A rendered kernel as data: functions in launch order and their scratch arrays."""
+"""A kernel as data: functions in launch order and their scratch arrays, and machine code."""
 
 from __future__ import annotations
 
 from spmd.base.record import record
 
+# The distribution that NVRTC comes in.
+NVRTC_WHEEL = "nvidia-cuda-nvrtc"
 # Bytes that every GPU from sm_80 on gives a block without asking; more needs the launcher's opt-in.
 SHARED_WITHOUT_ASKING = 48 * 1024
 # The least limit of what blocks may ask for among the GPUs from sm_80 on.
@@ -52,3 +54,29 @@ class Rendered:
 
     functions: tuple[Function, ...]
     temporaries: tuple[tuple[str, int], ...] = ()
+
+
+@record
+class Usage:
+    """A function's use of a multiprocessor: registers of a thread, bytes, barriers."""
+
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack: int
+    barriers: int
+
+    def __str__(self) -> str:
+        spills = self.spill_stores + self.spill_loads
+        return f"{self.registers} registers, {spills} bytes spilled, {self.barriers} barriers"
+
+
+@record
+class Compiled:
+    """Machine code for one architecture, each function's resources, and what it was made of."""
+
+    arch: str
+    cubin: bytes
+    usage: dict[str, Usage]
+    ptx: str = ""
+    source: str = ""

@@ -19,9 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spmd.base.errors import CudaError
-from spmd.base.record import record
-
-DISTRIBUTION = "nvidia-cuda-nvrtc"
+from spmd.compile.cuda.launch import NVRTC_WHEEL, Compiled, Usage
 
 # Default rounding and denormals, so that + - * / and sqrt are IEEE's; `-default-device` makes plain
 # functions device functions; the report of ptxas goes into the log; PTX names lines of the source.
@@ -30,32 +28,6 @@ OPTIONS = ("-std=c++17", "-default-device", "--ptxas-options=-v", "-lineinfo")
 
 class NvrtcError(CudaError):
     """CUDA source does not compile, which is a mistake of the renderer, or NVRTC is missing."""
-
-
-@record
-class Usage:
-    """A function's use of a multiprocessor: registers of a thread, bytes, barriers."""
-
-    registers: int
-    spill_stores: int
-    spill_loads: int
-    stack: int
-    barriers: int
-
-    def __str__(self) -> str:
-        spills = self.spill_stores + self.spill_loads
-        return f"{self.registers} registers, {spills} bytes spilled, {self.barriers} barriers"
-
-
-@record
-class Compiled:
-    """Machine code for one architecture, each function's resources, and what it was made of."""
-
-    arch: str
-    cubin: bytes
-    usage: dict[str, Usage]
-    ptx: str = ""
-    source: str = ""
 
 
 def compile_cubin(source: str, arch: str, options: tuple[str, ...] = ()) -> Compiled:
@@ -117,7 +89,7 @@ def _check_arch(arch: str) -> None:
     if asked in known:
         return
     major, minor = version()
-    newer = f"pip install --upgrade {DISTRIBUTION} may know it"
+    newer = f"pip install --upgrade {NVRTC_WHEEL} may know it"
     older = f"this GPU needs a version of CUDA before {major}, for which spmd is not made"
     raise NvrtcError(
         f"NVRTC {major}.{minor} compiles for sm_{known[0]} to sm_{known[-1]}, and the GPU is of "
@@ -172,14 +144,14 @@ def with_lines(log: str, source: str, around: int = 2) -> str:
 def library() -> ctypes.CDLL:
     """Load NVRTC from its wheel."""
     try:
-        files = importlib.metadata.files(DISTRIBUTION) or []
+        files = importlib.metadata.files(NVRTC_WHEEL) or []
     except importlib.metadata.PackageNotFoundError:
         raise NvrtcError(
-            f"compiling for CUDA needs NVRTC: pip install {DISTRIBUTION} (no GPU is needed)"
+            f"compiling for CUDA needs NVRTC: pip install {NVRTC_WHEEL} (no GPU is needed)"
         ) from None
     paths = [Path(str(f.locate())) for f in files if f.match("libnvrtc.so*")]
     if not paths:
-        raise NvrtcError(f"{DISTRIBUTION} has no libnvrtc.so: reinstall it")
+        raise NvrtcError(f"{NVRTC_WHEEL} has no libnvrtc.so: reinstall it")
     # It looks for its builtins by name: load them first, from the same folder.
     for builtins in sorted(paths[0].parent.glob("libnvrtc-builtins.so*")):
         ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)

@@ -35,7 +35,7 @@ def _function(symbol: str, step_at: int, body: str) -> str:
     context += _word("current", "%record", CURRENT, "ptr")
     context += "\n  %set = call i32 %current(ptr %context)"
     return f"""
-define void @{symbol}(ptr %args, ptr %sizes, i64 %begin, i64 %end) {{
+define void @{symbol}(ptr %args, ptr %sizes, i64 %begin, i64 %end) nounwind {{
   %record = load ptr, ptr %args, align 8{_word("status", "%record", STATUS)}
   %good = icmp eq i64 %status, 0
   br i1 %good, label %go, label %out

@@ -17,6 +17,7 @@ from spmd.base.record import record
 from spmd.compile.executable.async_operands import deleted
 from spmd.compile.lazy import cpu_assemble
 from spmd.compile.native.llvm.compiler import available_cores
+from spmd.compile.native.program.encoded import Encoded
 from spmd.compile.native.runtime.allocator import alloc
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
@@ -52,8 +53,12 @@ class Backend:
     memory_report: Callable[[Sequence[Device | None], Sequence[ShapedArray], int], str] = (
         lambda devices, arguments, work: ""
     )
-    # Whether programs are stored on the disk, and devices of a process read each other's memory.
-    stores: bool = True
+    # A program that the disk had as words, with what its platform keeps, and a way to compile it;
+    # it will run on these devices.
+    program: Callable[
+        [Encoded, Any, Callable[[], NativeProgram], Sequence[Device | None]], NativeProgram
+    ] = lambda encoded, kept, again, devices: NativeProgram(encoded, again=again)
+    # Whether devices of a process read each other's memory.
     shares_work: bool = True
 
 

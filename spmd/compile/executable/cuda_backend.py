@@ -7,18 +7,19 @@ the device with its first use by a program there, and keeps the host's copy, sin
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from spmd.base.device import Device
-from spmd.compile.cuda.assemble import CudaProgram
 from spmd.compile.cuda.driver import Driver, driver
+from spmd.compile.cuda.program import CudaProgram
 from spmd.compile.executable import cuda_reports
 from spmd.compile.executable.async_operands import deleted
 from spmd.compile.executable.backend import Backend, pointer
 from spmd.compile.lazy import cuda_assemble
+from spmd.compile.native.program.encoded import Encoded
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
 from spmd.core.trace import to_numpy
@@ -130,7 +131,7 @@ def _run(
     try:
         given = zip(frames, records, stagings, strict=True)
         for number in numbers:
-            cuda_reports.begun(gpu, number, native.described)
+            cuda_reports.begun(gpu, number, native)
         native.run_frames([[*words, pointer(r), staging] for words, r, staging in given])
     finally:
         for number, staging in zip(numbers, stagings, strict=True):
@@ -139,6 +140,19 @@ def _run(
                 gpu.free_pinned(staging)
     for record in records:
         native.check(record)
+
+
+def _program(
+    encoded: Encoded,
+    kept: Any,
+    again: Callable[[], NativeProgram],
+    devices: Sequence[Device | None],
+) -> NativeProgram:
+    """A program of the disk, and its machine code while its jaxpr is there to make that again."""
+    made = CudaProgram(encoded, kept, again=again)
+    for device in devices:
+        made.images(_number(device))
+    return made
 
 
 BACKEND = Backend(
@@ -151,6 +165,6 @@ BACKEND = Backend(
     _run,
     lambda: 1,
     cuda_reports.memory_report,
-    stores=False,
+    _program,
     shares_work=False,
 )

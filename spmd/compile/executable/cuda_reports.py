@@ -15,6 +15,7 @@ from spmd.base.amounts import size_text
 from spmd.base.device import Device
 from spmd.base.errors import CudaError
 from spmd.compile.cuda.driver import Driver, driver
+from spmd.compile.cuda.program import CudaProgram
 from spmd.core.aval import ShapedArray
 from spmd.sharding.array import Array
 from spmd.sharding.future import DeviceMemory
@@ -26,10 +27,10 @@ _MOST_KINDS = 5
 # ---- which work --------------------------------------------------------------------------------
 
 # By driver and device, in order, what is in the stream since the host last found it done.
-_begun: dict[tuple[Driver, int], deque[str]] = {}
+_begun: dict[tuple[Driver, int], deque[CudaProgram]] = {}
 
 
-def begun(gpu: Driver, device: int, program: str) -> None:
+def begun(gpu: Driver, device: int, program: CudaProgram) -> None:
     """Remember that a program is in a device's stream."""
     found = _begun.get((gpu, device))
     if found is None:
@@ -45,7 +46,7 @@ def wait(gpu: Driver, device: int) -> None:
     except CudaError as error:
         if not found:
             raise
-        programs = "\n".join(f"  {program}" for program in found)
+        programs = "\n".join(f"  {program.described}" for program in found)
         if gpu.entries_run_python:  # the emulator, which can be used again
             found.clear()
         raise CudaError(

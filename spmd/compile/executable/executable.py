@@ -29,7 +29,6 @@ from spmd.compile.executable.async_operands import (
 from spmd.compile.executable.backend import CPU, Backend, constant
 from spmd.compile.fingerprint import fingerprint
 from spmd.compile.lazy import build, cuda_backend, pipeline
-from spmd.compile.native.program.encoded import StepsById
 from spmd.compile.native.program.stored import (
     StoredProgram,
     among_given,
@@ -114,9 +113,7 @@ class Executable:
 
     def _key(self, closed: ClosedJaxpr) -> str | None:
         """The name under which the program is stored; None if it is not."""
-        if not self.backend.stores:
-            return None
-        return program_key(partial(fingerprint, closed), self.donated)
+        return program_key(partial(fingerprint, closed), self.donated, self.backend.platform)
 
     @property
     def core(self) -> Executable:
@@ -133,7 +130,8 @@ class Executable:
 
     def _traced_jaxpr(self) -> ClosedJaxpr:
         closed = self._closed()
-        assert closed is not None, "the jaxpr of this program is gone"
+        if closed is None:
+            raise ReferenceError("the jaxpr of this program is gone")
         return closed
 
     @cached_property
@@ -165,25 +163,33 @@ class Executable:
         # For each result: the input that it equals, or None.
         self.results = tuple(r if isinstance(r, int) else None for r in schedule.results)
         if key:
-            kept = among_given(closed, [const for _, const in schedule.consts], self._consts)
-            save_program(
-                key, self.native.encoded, self.frames, self.results, self.takes, kept, closed
-            )
+            native, frames = self.native, self.frames
+            consts = among_given(closed, [const for _, const in schedule.consts], self._on_hosts)
+            facts = native.encoded, frames, self.results, self.takes, consts, closed, native.kept
+            save_program(key, *facts)
 
     def _load(self, stored: StoredProgram, closed: ClosedJaxpr) -> None:
         self.frames, self.takes, self.results = stored.frames, stored.takes, stored.results
-        self.native = NativeProgram(stored.encoded(closed), steps_again=self._steps_again)
+        words, backend = stored.encoded(closed), self.backend
+        self.native = backend.program(words, stored.kept, self._assemble, self.devices)
         given = zip(closed.consts, closed.jaxpr.constvars, strict=True)
-        self._consts = stored.constants([self._on_each(value, v.aval) for value, v in given])
+        self._consts = stored.constants(
+            [self._on_each(value, v.aval) for value, v in given],
+            lambda each: self._given(each, ShapedArray(each[0].shape, each[0].dtype)),
+        )
 
-    def _steps_again(self) -> StepsById:
-        """The steps of a loaded program, which is compiled for that."""
-        return self._assemble().encoded.steps
+    def _on_hosts(self, value: Any, aval: ShapedArray) -> list[Any]:
+        """A constant as an array of the host for each device."""
+        return [constant(value, aval)] * self.count
 
     def _on_each(self, value: Any, aval: ShapedArray) -> list[Any]:
         """A constant as an array of each device."""
-        made = constant(value, aval)
-        return [self.backend.operand(made, aval, device) for device in self.devices]
+        return self._given(self._on_hosts(value, aval), aval)
+
+    def _given(self, values: Sequence[Any], aval: ShapedArray) -> list[Any]:
+        """Values on the devices, one for each."""
+        pairs = zip(values, self.devices, strict=True)
+        return [self.backend.operand(x, aval, device) for x, device in pairs]
 
     @property
     def input_shardings(self) -> list[Any]:

@@ -178,13 +178,14 @@ class MeshExecutable(Executable):
 
     def _key(self, closed: ClosedJaxpr) -> str | None:
         """The name under which the program is stored; a nameless axis goes by its number."""
-        if self.topology.is_spread or not self.backend.stores:
+        if self.topology.is_spread:
             return None
         axes = enumerate(self.topology.sizes.items())
         sizes = tuple((axis if type(axis) is str else k, size) for k, (axis, size) in axes)
         names = list(self.topology.sizes)
         varies = self.varies and [[names.index(a) for a in axes] for axes in self.varies]
-        return program_key(partial(fingerprint, closed), (), (sizes, self.topology.local, varies))
+        mesh = sizes, self.topology.local, varies
+        return program_key(partial(fingerprint, closed), (), self.backend.platform, mesh)
 
     def _make_schedule(self, closed: ClosedJaxpr, callees: Any) -> Steps:
         if not self.topology.is_spread:
@@ -225,12 +226,10 @@ class MeshExecutable(Executable):
         self.topology = replace(self.topology, origins=origins)
         return final
 
-    def _on_each(self, value: Any, aval: ShapedArray) -> list[Any]:
+    def _on_hosts(self, value: Any, aval: ShapedArray) -> list[Any]:
         if isinstance(value, PerDevice):
-            made = [constant(v, aval) for v in value.values]
-            pairs = zip(made, self.devices, strict=True)
-            return [self.backend.operand(x, aval, device) for x, device in pairs]
-        return super()._on_each(value, aval)
+            return [constant(v, aval) for v in value.values]
+        return super()._on_hosts(value, aval)
 
     # -- calling --
 

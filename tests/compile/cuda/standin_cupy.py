@@ -7,7 +7,10 @@ other types than the wheel's signatures say.
 from __future__ import annotations
 
 import ctypes
+import importlib
+import operator
 import re
+import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -15,8 +18,12 @@ from typing import Any
 
 from spmd.base.errors import CudaError
 from spmd.base.errors import OutOfMemoryError as EmulatorOutOfMemory
+from spmd.compile.cuda import program
+from spmd.compile.cuda.driver import makers
 from spmd.compile.cuda.emulator.driver import EmulatorDriver
-from spmd.compile.cuda.nvrtc import Compiled
+from spmd.compile.cuda.launch import Compiled
+
+DRIVER_MODULE = "spmd.compile.cuda.driver_cupy"
 
 # As the docstrings of the wheel have them.
 RUNTIME = (
@@ -80,6 +87,27 @@ class Standin:
             "cupy_backends.cuda.api.runtime": runtime,
             "cupy_backends.cuda.api.driver": driver,
         }
+
+    def install(
+        self,
+        set_attribute: Callable[[Any, str, Any], None] = setattr,
+        set_item: Callable[[Any, str, Any], None] = operator.setitem,
+    ) -> None:
+        """Be CuPy, and under the name `standin` the driver over it."""
+        for name, module in self.modules.items():
+            set_item(sys.modules, name, module)
+        sys.modules.pop(DRIVER_MODULE, None)
+        module = importlib.import_module(DRIVER_MODULE)
+        set_attribute(module, "library", self.library)
+        load = program.loaded
+
+        def loaded(device: int, image: Compiled) -> int:
+            self.images[image.cubin] = image
+            return load(device, image)
+
+        set_attribute(program, "loaded", loaded)
+        self.driver = module.CupyDriver()
+        set_item(makers, "standin", lambda: self.driver)
 
     def cuda(self) -> Any:
         """The namespace `cupy.cuda`."""

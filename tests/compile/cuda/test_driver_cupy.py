@@ -14,40 +14,24 @@ from spmd import lax
 from spmd import numpy as snp
 from spmd.base.config import config
 from spmd.base.errors import CudaError, OutOfMemoryError
-from spmd.compile.cuda import assemble, driver
 from spmd.compile.cuda.emulator.driver import EmulatorDriver
 from tests.compile.cuda.other_library import Library
-from tests.compile.cuda.standin_cupy import DRIVER, RUNTIME, Standin
+from tests.compile.cuda.standin_cupy import DRIVER, DRIVER_MODULE, RUNTIME, Standin
 
-NAME = "spmd.compile.cuda.driver_cupy"
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6)
 
 
 @pytest.fixture
 def standin(monkeypatch):
     made = Standin(EmulatorDriver(2, capacity=1 << 24))
-    for name, module in made.modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, NAME, raising=False)
-    module = importlib.import_module(NAME)
-    monkeypatch.setattr(module, "library", made.library)
-
-    load = assemble.loaded
-
-    def loaded(device, image):
-        made.images[image.cubin] = image
-        return load(device, image)
-
-    monkeypatch.setattr(assemble, "loaded", loaded)
-    made.driver = module.CupyDriver()
+    made.install(monkeypatch.setattr, monkeypatch.setitem)
     yield made
-    sys.modules.pop(NAME, None)
+    sys.modules.pop(DRIVER_MODULE, None)
 
 
 @pytest.fixture
-def platform(standin, monkeypatch):
+def platform(standin):
     """Programs run on the two devices of the stand-in."""
-    monkeypatch.setitem(driver.makers, "standin", lambda: standin.driver)
     with config.override("cuda_driver", "standin"), config.override("platform", "cuda"):
         yield
     spmd.clear_caches()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 from collections.abc import Callable
@@ -16,11 +15,10 @@ from spmd import lax
 from spmd import numpy as snp
 from spmd.base.config import config
 from spmd.base.errors import CudaError, DeviceError, OutOfMemoryError, SpmdError
-from spmd.compile.cuda import assemble, driver, nvrtc
+from spmd.compile.cuda import driver, nvrtc
 from spmd.compile.cuda.emulator.driver import EmulatorDriver
-from tests.compile.cuda.standin_cupy import CUDARuntimeError, Standin
+from tests.compile.cuda.standin_cupy import DRIVER_MODULE, CUDARuntimeError, Standin
 
-NAME = "spmd.compile.cuda.driver_cupy"
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6)
 CAPACITY = 1 << 20
 Case = Callable[[pytest.MonkeyPatch], object]
@@ -29,22 +27,10 @@ Case = Callable[[pytest.MonkeyPatch], object]
 def with_standin(patch: pytest.MonkeyPatch, **replaced: Callable[[], int]) -> Standin:
     """CuPy's driver over the stand-in, some of whose functions are replaced."""
     made = Standin(EmulatorDriver(1, capacity=CAPACITY))
-    for name, module in made.modules.items():
-        patch.setitem(sys.modules, name, module)
     runtime = made.modules["cupy_backends.cuda.api.runtime"]
     for name, function in replaced.items():
         patch.setattr(runtime, name, function)
-    patch.delitem(sys.modules, NAME, raising=False)
-    module = importlib.import_module(NAME)
-    patch.setattr(module, "library", made.library)
-    made.driver = module.CupyDriver()
-    load = assemble.loaded
-
-    def loaded(device, image):
-        made.images[image.cubin] = image
-        return load(device, image)
-
-    patch.setattr(assemble, "loaded", loaded)
+    made.install(patch.setattr, patch.setitem)
     return made
 
 
@@ -154,7 +140,7 @@ def an_old_driver(patch):
 
 def no_cupy(patch):
     patch.setitem(sys.modules, "cupy", None)
-    patch.delitem(sys.modules, NAME, raising=False)
+    patch.delitem(sys.modules, DRIVER_MODULE, raising=False)
     with config.override("cuda_driver", "cupy"):
         return raised(DeviceError, lambda: spmd.devices("cuda"))
 
@@ -165,7 +151,7 @@ def an_unknown_driver(patch):
 
 
 def no_nvrtc(patch):
-    patch.setattr(nvrtc, "DISTRIBUTION", "nvidia-cuda-nvrtc-that-is-not-there")
+    patch.setattr(nvrtc, "NVRTC_WHEEL", "nvidia-cuda-nvrtc-that-is-not-there")
     nvrtc.library.cache_clear()
     try:
         return raised(nvrtc.NvrtcError, lambda: nvrtc.compile_cubin("", "sm_90"))
@@ -229,7 +215,7 @@ def test_texts(golden):
     for case in CASES:
         with pytest.MonkeyPatch.context() as patch:
             texts.append(f"{case.__name__}:\n{plain(str(case(patch)))}\n")
-        sys.modules.pop(NAME, None)
+        sys.modules.pop(DRIVER_MODULE, None)
     golden("cuda/errors.txt", "\n".join(texts))
 
 

@@ -78,7 +78,7 @@ def test_an_unknown_architecture_is_an_error():
 def test_without_the_wheel_the_error_says_what_to_install(run_python):
     program = (
         "from spmd.compile.cuda import nvrtc\n"
-        "nvrtc.DISTRIBUTION = 'nvidia-cuda-nvrtc-of-no-version'\n"
+        "nvrtc.NVRTC_WHEEL = 'nvidia-cuda-nvrtc-of-no-version'\n"
         "nvrtc.compile_cubin('', 'sm_90')\n"
     )
     done = run_python(["-c", program])

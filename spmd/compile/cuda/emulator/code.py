@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from spmd.base.digest import blake2b
 from spmd.base.record import record
 from spmd.compile.cuda.emulator.layout import PLACE_BITS, Mode, native_symbol
-from spmd.compile.cuda.kernel import PRELUDE, prelude_files
-from spmd.compile.lazy import read_ptx, translate_ptx
+from spmd.compile.lazy import cuda_kernel, read_ptx, translate_ptx
 from spmd.compile.native.llvm.compiler import Written, compile_texts, loader
 
 if TYPE_CHECKING:
@@ -101,8 +100,8 @@ def described(kernel: Kernel, place: int) -> str:
 def _line(kernel: Kernel, line: int) -> str:
     texts = kernel.source.splitlines()
     text = texts[line - 1].strip() if line <= len(texts) else ""
-    if kernel.source.startswith(PRELUDE):
-        for name, first, count in prelude_files():
+    if kernel.source.startswith(cuda_kernel.PRELUDE):
+        for name, first, count in cuda_kernel.prelude_files():
             if first <= line < first + count:
                 return f"{name}:{line - first + 1}: {text}"
     return f"kernels.cu:{line}: {text}"

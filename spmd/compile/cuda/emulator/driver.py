@@ -23,8 +23,7 @@ from spmd.compile.cuda.emulator.code import Kernel, load, symbols_of
 from spmd.compile.cuda.emulator.device_memory import CAPACITY, POISON, device_of
 from spmd.compile.cuda.emulator.gpu import Gpu
 from spmd.compile.cuda.emulator.layout import MOST_SHARED, Mode
-from spmd.compile.cuda.launch import SHARED_WITHOUT_ASKING, Launch
-from spmd.compile.cuda.nvrtc import Compiled
+from spmd.compile.cuda.launch import SHARED_WITHOUT_ASKING, Compiled, Launch
 
 ARCH = "sm_90"
 # The driver keeps 1 KiB of each block's shared memory for itself.

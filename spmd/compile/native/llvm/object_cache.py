@@ -78,10 +78,10 @@ def digested_files() -> list[tuple[str, int, int]]:
 
 
 def _add_files(folder: str, found: list[tuple[str, int, int]]) -> None:
-    """The Python files in a folder and in those below it: path, size and time."""
+    """The files in a folder and in those below it that code is made of: path, size and time."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith(".py"):
+            if entry.name.endswith((".py", ".cuh")):
                 stat = entry.stat()
                 found.append((entry.path, stat.st_size, stat.st_mtime_ns))
             elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():

@@ -55,7 +55,7 @@ class StoredProgram:
     """A program without its schedule, in built-in types only, for `marshal`.
 
     `results` has for each result the number of the input that it equals, or None. A constant is
-    the number of one of the traced jaxpr's, its bytes, or its bytes on each device. `entries` are
+    the number of one of the traced jaxpr's, or its bytes on each device. `entries` are
     keys of the object cache with the symbols that their code defines; `places` are words that are
     addresses: (word, number of the entry, symbol).
     """
@@ -63,7 +63,7 @@ class StoredProgram:
     memory: tuple[Any, ...]  # the fields of `Frames`
     results: tuple[int | None, ...]
     takes: dict[int, int]
-    consts: tuple[int | bytes | tuple[bytes, ...], ...]
+    consts: tuple[int | tuple[bytes, ...], ...]
     words: bytes
     places: tuple[tuple[int, int, str], ...]
     entries: tuple[tuple[str, tuple[str, ...]], ...]
@@ -71,6 +71,7 @@ class StoredProgram:
     # Steps that call Python: their number, what they run (see `lower/host_steps.py`), and the shape
     # and dtype of each input and each output.
     hosts: tuple[tuple[int, Any, tuple[Any, ...], tuple[Any, ...]], ...]
+    kept: Any  # what the platform keeps of it, see `NativeProgram.kept`
 
     @property
     def frames(self) -> Frames:
@@ -94,14 +95,12 @@ class StoredProgram:
             **self.facts,
         )
 
-    def constants(self, given: Sequence[Any]) -> list[Any]:
-        """The program's constants, those of its own as arrays of bytes, or lists of those."""
-
-        def own(c: bytes) -> np.ndarray:
-            return np.frombuffer(c, np.uint8).copy()
-
+    def constants(
+        self, given: Sequence[Any], own: Callable[[list[np.ndarray]], list[Any]]
+    ) -> list[Any]:
+        """The program's constants; `own` takes those of its own, arrays of bytes of each device."""
         return [
-            given[c] if isinstance(c, int) else own(c) if isinstance(c, bytes) else [*map(own, c)]
+            given[c] if isinstance(c, int) else own([np.frombuffer(b, np.uint8).copy() for b in c])
             for c in self.consts
         ]
 
@@ -110,11 +109,15 @@ class StoredProgram:
 
 
 def program_key(
-    fingerprint: Callable[[], str | None], donated: tuple[bool, ...], mesh: Any = None
+    fingerprint: Callable[[], str | None],
+    donated: tuple[bool, ...],
+    platform: str,
+    mesh: Any = None,
 ) -> str | None:
     """The name under which a program is stored; None if it has none.
 
-    `mesh` has the other facts behind a program of several devices, in built-in types.
+    `platform` is that of its devices; `mesh` has the other facts behind a program of several, in
+    built-in types.
     """
     # With dumps of passes or kernels enabled, always compile.
     if not object_cache.is_on or config.check or set("34") & set(config.debug):
@@ -126,7 +129,9 @@ def program_key(
     settings = [(s.name, getattr(config, s.name)) for s in SETTINGS if s.name not in _IRRELEVANT]
     where = (host.cpu, host.features, host.llvm_version, available_cores())
     tools = (sys.version, np.__version__, source_digest())
-    return entry_key("stored", text, repr((donated, mesh)), repr((settings, where, tools)))
+    return entry_key(
+        "stored", text, platform, repr((donated, mesh)), repr((settings, where, tools))
+    )
 
 
 # ---- to and from the disk ----------------------------------------------------------------------
@@ -140,15 +145,17 @@ def save_program(
     takes: dict[int, int],
     consts: Sequence[Any],
     closed: ClosedJaxpr,
+    kept: Any,
 ) -> None:
     """Keep a program, if it may be run by other processes.
 
-    `consts` are numbers of the traced jaxpr's constants, arrays, or lists of each device's array.
+    `consts` are numbers of the traced jaxpr's constants, or lists of each device's array; `kept` is
+    what the platform keeps of it.
     """
     hosts = _kept_hosts(encoded, closed)
     if hosts is None:
         return
-    arrays = [c if isinstance(c, list) else [c] for c in consts if not isinstance(c, int)]
+    arrays = [c for c in consts if not isinstance(c, int)]
     if sum(a.nbytes for each in arrays for a in each) > MOST_CONST_BYTES:
         return
     places = [place for place, _ in encoded.places]
@@ -169,6 +176,7 @@ def save_program(
         entries=tuple((entry, tuple(loader.loaded(entry))) for entry in numbers),
         facts={name: getattr(encoded, name) for name in _FACTS},
         hosts=hosts,
+        kept=kept,
     )
     object_cache.store(key, marshal.dumps([getattr(stored, f.name) for f in fields(StoredProgram)]))
 
@@ -196,25 +204,23 @@ def _host_step(host: Sequence[Any], closed: ClosedJaxpr) -> Host[Slot]:
     return Host(function, ins, outs, name=function.prim.name)
 
 
-def _bytes_of(const: Any) -> bytes | tuple[bytes, ...]:
-    if isinstance(const, list):
-        return tuple(np.asarray(to_numpy(c)).tobytes() for c in const)
-    return np.asarray(to_numpy(const)).tobytes()
+def _bytes_of(const: Sequence[Any]) -> tuple[bytes, ...]:
+    return tuple(np.asarray(to_numpy(c)).tobytes() for c in const)
 
 
 def among_given(
-    closed: ClosedJaxpr, consts: Sequence[tuple[Any, ShapedArray]], made: Sequence[Any]
+    closed: ClosedJaxpr,
+    consts: Sequence[tuple[Any, ShapedArray]],
+    made: Callable[[Any, ShapedArray], list[Any]],
 ) -> list[Any]:
-    """The stored form of constants: the number of one that the jaxpr was given, or `made`.
+    """The stored form of constants: the number of one that the jaxpr was given, or what is `made`.
 
-    `consts` are their values and types as the schedule has them.
+    `consts` are their values and types as the schedule has them; `made` gives one on each device.
     """
     pairs = zip(closed.consts, closed.jaxpr.constvars, strict=True)
     given = {(id(value), var.aval.dtype): k for k, (value, var) in enumerate(pairs)}
-    return [
-        given.get((id(value), aval.dtype), kept)
-        for kept, (value, aval) in zip(made, consts, strict=True)
-    ]
+    found = ((given.get((id(value), aval.dtype)), value, aval) for value, aval in consts)
+    return [made(value, aval) if k is None else k for k, value, aval in found]
 
 
 def load_program(key: str) -> StoredProgram | None:

@@ -64,23 +64,25 @@ def build_program(program: Program) -> NativeProgram:
 class NativeProgram:
     """A program ready to run. Immutable; may run in several threads at once.
 
-    `program` is its source; None if it came from the disk as words. Then `steps_again`
-    makes its steps, for a failed run to say which it was.
+    `program` is its source; None if it came from the disk as words. Then `again` compiles it, for a
+    failed run to say which step it was.
     """
 
     # Whether native entry points may call it with the addresses of arrays of the host.
     has_entry_points = True
+    # What its platform stores with its words, in built-in types.
+    kept: Any = None
 
     def __init__(
         self,
         encoded: Encoded,
         program: Program | None = None,
-        steps_again: Callable[[], StepsById] | None = None,
+        again: Callable[[], NativeProgram] | None = None,
     ):
         devices = encoded.devices
         self.encoded = encoded
         self.program = program
-        self._steps_again = steps_again
+        self._again = again
         self.name = ""
         self.devices = devices
         self.cost_ns = encoded.cost_ps * devices / 1000
@@ -185,8 +187,8 @@ class NativeProgram:
 
     def _step(self, number: int) -> Step:
         steps = self.encoded.steps
-        if self.program is None and self._steps_again is not None:
-            steps = self._steps_again()
+        if self.program is None and self._again is not None:
+            steps = self._again().encoded.steps
         return steps[number]
 
     @property

@@ -349,7 +349,7 @@ def test_a_program_with_an_unknown_address_is_not_stored(folder):
     made = compile_jaxpr(closed).native.encoded
     before = set(folder.rglob("*.o"))
     made.words[-1] = 2**46
-    stored.save_program("ab" * 32, made, Frames((0,), ((0,),)), (None,), {}, [], closed)
+    stored.save_program("ab" * 32, made, Frames((0,), ((0,),)), (None,), {}, [], closed, None)
     assert set(folder.rglob("*.o")) == before
 
 
@@ -362,14 +362,18 @@ def test_programs_are_not_loaded_where_passes_are_checked(folder):
 
 def test_settings_and_files_are_part_of_the_key(folder, monkeypatch):
     def key():
-        return stored.program_key(lambda: "program", ())
+        return stored.program_key(lambda: "program", (), "cpu")
 
-    keys = [key(), stored.program_key(lambda: "program", (True,))]
+    keys = [
+        key(),
+        stored.program_key(lambda: "program", (True,), "cpu"),
+        stored.program_key(lambda: "program", (), "cuda"),
+    ]
     with config.override("num_threads", 1):
         keys.append(key())
     monkeypatch.setattr(stored, "source_digest", lambda: "other files")
     keys.append(key())
-    assert len(set(keys)) == 4
+    assert len(set(keys)) == len(keys)
 
 
 # ---- fingerprint -------------------------------------------------------------------------------
