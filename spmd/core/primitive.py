@@ -250,3 +250,21 @@ class Primitive:
 def is_refused(rule: Any) -> bool:
     """Whether a slot holds a refusal."""
     return isinstance(rule, Refused)
+
+
+def internal_primitive(
+    name: str, abstract: Callable[..., Any], impl: Callable[..., Any]
+) -> Primitive:
+    """A primitive that only passes write: it has a meaning, but no rules of transformations."""
+    why = Refused(f"`{name}` exists only inside the compiler, below all transformations")
+    return Primitive(
+        name,
+        abstract=abstract,
+        impl=impl,
+        jvp=why,
+        transpose=why,
+        batch=why,
+        dims=why,
+        multiple=True,
+        vma="given",
+    )

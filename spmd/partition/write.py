@@ -18,9 +18,9 @@ from spmd.partition.callbacks import calls_once, is_check
 from spmd.partition.control import STRUCTURAL
 from spmd.partition.equations import write_equation
 from spmd.partition.loops import split_iterations
+from spmd.partition.merging import without_repeats
 from spmd.partition.moves import is_uneven
 from spmd.partition.propagate import Cell, Plan, Scope, Split, even
-from spmd.partition.repeats import without_repeats
 from spmd.partition.rules import called_jaxpr
 from spmd.partition.strategies.rolling import Roll, write_roll
 from spmd.partition.unasked import Watch, here, watching

@@ -46,7 +46,7 @@ from spmd.transport.flight_recorder import COMPILING, FLIGHT
 
 if TYPE_CHECKING:
     from spmd.compile.lower.steps import Schedule as Steps
-    from spmd.compile.passes.rewriter import Pass
+    from spmd.core.rewriting.equations import Pass
 
 programs_by_map: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, MeshExecutable]]
 programs_by_map = weakref.WeakKeyDictionary()

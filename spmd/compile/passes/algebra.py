@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.compile.passes.rewriter import JaxprBuilder
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, Eqn, Literal
+from spmd.core.rewriting.equations import JaxprBuilder, Merging
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
 from spmd.lax.arithmetic import mul_p
 from spmd.lax.convert import convert_element_type_p
@@ -49,7 +49,7 @@ def is_literal(atom: Atom, value: float) -> bool:
     return bool(found == value and same_sign)
 
 
-class Producers(JaxprBuilder):
+class Producers(Merging):
     """A writer that knows which equation made a variable: rules about pairs of equations ask it."""
 
     def __init__(self) -> None:

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from spmd.collectives.order_check import is_collective
-from spmd.compile.passes.rewriter import Pass, map_subjaxprs
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr, Eqn, Var, all_eqns, subjaxprs
+from spmd.core.rewriting.equations import Pass, map_subjaxprs
 from spmd.core.structural import reshape_p
 from spmd.lax.concatenate import concatenate_p
 from spmd.lax.slicing import slice_p

@@ -16,15 +16,11 @@ from spmd.compile.lower import convolution
 from spmd.compile.lower import matmul as product
 from spmd.compile.lower.in_place import group_kernel
 from spmd.compile.lower.lowering import ALIASES
-from spmd.compile.passes.rewriter import (
-    finish,
-    internal_primitive,
-    map_subjaxprs,
-    start,
-    with_bodies,
-)
+from spmd.compile.passes.inline_calls import with_bodies
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Var
+from spmd.core.primitive import internal_primitive
+from spmd.core.rewriting.equations import finish, map_subjaxprs, start
 
 # Primitives that can have an epilogue, and the function for the layout of their result.
 HEADS = {"dot_general": product.result_of, "conv_general_dilated": convolution.result_of}

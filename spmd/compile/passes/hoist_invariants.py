@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 from spmd.base.util import split_list
 from spmd.compile.expressions.index_map import MOVES
 from spmd.compile.expressions.scalar_ops import EXPENSIVE, is_elementwise
-from spmd.compile.passes.rewriter import JaxprBuilder, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.rewrite import dependents
+from spmd.core.rewriting.equations import JaxprBuilder, finish, map_subjaxprs, start
 
 # Cheap to do again beside other work, and often larger than their operands.
 CHEAP = frozenset(MOVES) | {"iota", "pad", "concatenate"}

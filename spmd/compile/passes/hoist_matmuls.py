@@ -20,8 +20,8 @@ from typing import Any
 
 from spmd.base.record import record
 from spmd.base.util import split_list
-from spmd.compile.passes.rewriter import JaxprBuilder, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
+from spmd.core.rewriting.equations import JaxprBuilder, finish, map_subjaxprs, start
 from spmd.core.structural import permute_dims_p
 from spmd.lax.dot import DimensionNumbers, dot_general_p
 from spmd.lax.reduce import reduce_sum_p

@@ -7,45 +7,51 @@ the jaxpr that it holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-from spmd.compile.passes.rewriter import JaxprBuilder, finish, map_subjaxprs, start
-from spmd.core.ir import Atom, ClosedJaxpr
+from spmd.base.source import Source
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn
+from spmd.core.primitive import Primitive
+from spmd.core.rewriting.equations import Walk, finish, map_subjaxprs, start
 
 
 def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Flatten all calls, also those inside the bodies of control flow."""
-    called = {prim for prim in {eqn.prim for eqn in closed.eqns} if prim.inline or prim.expand}
-    nested = closed.jaxpr.nested
-    if not called and not nested:
+    jaxpr = closed.jaxpr
+    if not jaxpr.nested and not any(_is_call(prim) for prim in {eqn.prim for eqn in jaxpr.eqns}):
         return closed
     writer = start(closed)
-    for eqn in closed.eqns:
-        if eqn.prim not in called:
-            params = map_subjaxprs(eqn, inline_calls) if eqn in nested else None
-            writer.keep(eqn, params)
-        else:
-            outs = write_body(writer, eqn.stands_for(), writer.read_all(eqn.invars))
-            for outer, found in zip(eqn.outvars, outs, strict=True):
-                writer.define(outer, found)
+    _Inliner(writer).run(jaxpr)
     return finish(writer, closed)
 
 
-def write_body(writer: JaxprBuilder, body: ClosedJaxpr, operands: Sequence[Atom]) -> Sequence[Atom]:
-    """Write the body of a call, under new names: the same body may be called again.
+def _is_call(prim: Primitive) -> bool:
+    return prim.inline is not None or prim.expand is not None
 
-    `operands` are atoms of the new jaxpr, as are the results that it gives.
+
+class _Inliner(Walk):
+    """A walk that writes bodies in the place of calls, and their equations under new names."""
+
+    def replaces(self, eqn: Eqn, ins: tuple[Atom, ...], source: Source) -> bool:
+        """Write the body of a call."""
+        body = eqn.stands_for() if _is_call(eqn.prim) else None
+        if body is not None:
+            self.call(body, eqn, ins, source)
+        return body is not None
+
+    def params_of(self, eqn: Eqn) -> dict[str, Any]:
+        """The parameters of control flow with the calls in its bodies flattened."""
+        return map_subjaxprs(eqn, inline_calls)
+
+
+# Primitives that stand for one kernel or product.
+_FINISHED = frozenset(("fused", "product"))
+
+
+def with_bodies(closed: ClosedJaxpr) -> frozenset[Eqn]:
+    """The equations whose jaxprs are run step by step, so that a pass goes through these, too.
+
+    A group or a product has one as well, which gives its meaning and is finished.
     """
-    writer.define_consts(body)
-    for inner, operand in zip(body.jaxpr.invars, operands, strict=True):
-        writer.define(inner, operand)
-    for inner_eqn in body.eqns:
-        inside = inner_eqn.stands_for()
-        if inside is None:
-            nested = inner_eqn in body.jaxpr.nested
-            writer.copy(inner_eqn, map_subjaxprs(inner_eqn, inline_calls) if nested else None)
-        else:
-            outs = write_body(writer, inside, writer.read_all(inner_eqn.invars))
-            for outer, found in zip(inner_eqn.outvars, outs, strict=True):
-                writer.define(outer, found)
-    return writer.read_all(body.jaxpr.outvars)
+    nested = closed.jaxpr.nested
+    return frozenset([e for e in nested if e.prim.name not in _FINISHED]) if nested else nested

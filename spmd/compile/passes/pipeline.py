@@ -19,7 +19,6 @@ from spmd.compile.passes.fusion.rematerialize import rematerialize
 from spmd.compile.passes.hoist_invariants import hoist_invariants
 from spmd.compile.passes.hoist_matmuls import hoist_matmuls
 from spmd.compile.passes.inline_calls import inline_calls
-from spmd.compile.passes.rewriter import Pass
 from spmd.compile.passes.schedule_updates import schedule_updates
 from spmd.compile.passes.shrink_psums import shrink_psums
 from spmd.compile.passes.simplify import simplify
@@ -28,6 +27,7 @@ from spmd.compile.passes.tile_matmul_chains import tile_matmul_chains
 from spmd.compile.passes.widen_small import widen_small
 from spmd.core.check import check_jaxpr
 from spmd.core.ir import ClosedJaxpr
+from spmd.core.rewriting.equations import Pass
 
 # Partitioning over a mesh has its place between `simplify` and `fuse`: it needs to see single
 # operations, and its additions should be fused.

@@ -12,8 +12,9 @@ waits for the other readers of the arguments that it reads.
 from __future__ import annotations
 
 from spmd.compile.lower.lowering import ALIASES
-from spmd.compile.passes.rewriter import finish, map_subjaxprs, start, with_bodies
+from spmd.compile.passes.inline_calls import with_bodies
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn
+from spmd.core.rewriting.equations import finish, map_subjaxprs, start
 
 # An update that frees less may stay where it is, beside others that run at the same time.
 LEAST_FREED = 1 << 14

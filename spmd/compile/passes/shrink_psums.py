@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from spmd.compile.passes.rewriter import map_subjaxprs
 from spmd.core.ir import ClosedJaxpr, Eqn, Var
+from spmd.core.rewriting.equations import map_subjaxprs
 
 
 def shrink_psums(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -1,23 +1,23 @@
 """Simplify: constant folding, identities, common subexpressions and dead code, in one walk.
 
 Equations are read in order; each is folded, replaced by a rule of `algebra`, found to be equal to
-an earlier one, or copied. Equations without a use are removed at the end.
+an earlier one, or copied. Equations without a use are removed at the end. `core/rewriting`
+walks and merges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from spmd.base.dtypes import is_small
 from spmd.base.record import record
+from spmd.base.source import Source
 from spmd.collectives.axis import pcast_p, pvary_p, unvary_p
 from spmd.compile.expressions.scalar_ops import ENTRIES
 from spmd.compile.passes.algebra import (
-    PRODUCERS,
     RULES,
     WITH_LITERAL,
     Producers,
@@ -26,9 +26,9 @@ from spmd.compile.passes.algebra import (
     same_type,
 )
 from spmd.compile.passes.dead_code import prune
-from spmd.compile.passes.rewriter import finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.core.primitive import Primitive, is_refused
+from spmd.core.rewriting.equations import Walk, finish, map_subjaxprs, start
 from spmd.core.structural import add_any_p, broadcast_in_dim_p
 from spmd.lax.arithmetic import add_p
 from spmd.lax.concatenate import split_p
@@ -39,8 +39,12 @@ from spmd.sharding.constraint import shard_alike_p
 def simplify(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr with less to do."""
     writer = start(closed, Producers)
-    _Simplifier(writer).run(closed)
+    _Simplifier(writer).run(closed.jaxpr)
     return prune(finish(writer, closed))
+
+
+# What types alone need, and compiled code does not.
+_TYPES = frozenset({pcast_p, pvary_p, unvary_p})
 
 
 @record
@@ -50,19 +54,17 @@ class _Facts:
     rule: Rule | None  # of `algebra`
     needs_literal: bool  # the rule finds nothing without one
     is_elementwise: bool
-    is_producer: bool  # rules ask for its results
-    names: frozenset[str]  # of its parameters, as far as was seen
-    values: Callable[[dict[str, Any]], Any]  # those parameters, in order of their names
 
 
-class _Simplifier:
+class _Simplifier(Walk):
     """One walk over a jaxpr."""
 
+    writer: Producers
+
     def __init__(self, writer: Producers):
-        self.writer = writer
+        super().__init__(writer)
         self.rules = RULES | pair_rules(writer)
         self.facts: dict[Primitive, _Facts] = {}
-        self.known: dict[Any, tuple[Var, ...]] = {}
 
     def facts_of(self, eqn: Eqn) -> _Facts:
         """The facts about an equation's primitive."""
@@ -73,39 +75,31 @@ class _Simplifier:
                 self.rules.get(name),
                 name in WITH_LITERAL,
                 name in ENTRIES,
-                name in PRODUCERS,
-                frozenset(eqn.params),
-                itemgetter(*sorted(eqn.params)) if eqn.params else len,
             )
         return found
 
-    def run(self, closed: ClosedJaxpr) -> None:
-        nested, writer, facts_of = closed.jaxpr.nested, self.writer, self.facts_of
-        for eqn in closed.eqns:
-            ins, facts = writer.read_all(eqn.invars), facts_of(eqn)
-            has_literal = Literal in map(type, ins)
-            if len(eqn.outvars) == 1 and not eqn.effects:
-                if eqn.prim in (pcast_p, pvary_p, unvary_p):  # types have done their work
-                    writer.define(eqn.outvars[0], ins[0])
-                    continue
-                found = self.rewrite(eqn, ins, facts, has_literal)
-                if found is not None:
-                    writer.define(eqn.outvars[0], found)
-                    continue
-            if eqn.prim is shard_alike_p:  # values are laid out by now
-                for out, operand in zip(eqn.outvars, ins, strict=True):
-                    writer.define(out, operand)
-                continue
-            if eqn.prim is split_p:
-                self.slices(eqn, ins[0])
-                continue
-            params = map_subjaxprs(eqn, simplify) if eqn in nested else eqn.params
-            if ins is not eqn.invars or params is not eqn.params:
-                eqn = Eqn(eqn.prim, ins, eqn.outvars, params, eqn.effects, eqn.source)
-            written = self.emit(eqn, facts, has_literal)
-            if written is not eqn.outvars:
-                for old, new in zip(eqn.outvars, written, strict=True):
-                    writer.define(old, new)
+    def replaces(self, eqn: Eqn, ins: tuple[Atom, ...], source: Source) -> bool:
+        """Write what is equal to an equation, and cheaper, if that is found."""
+        prim = eqn.prim
+        if len(eqn.outvars) == 1 and not eqn.effects:
+            if prim in _TYPES:  # which have done their work
+                found: Atom | None = ins[0]
+            else:
+                found = self.rewrite(eqn, ins)
+            if found is not None:
+                self.writer.define(eqn.outvars[0], found)
+                return True
+        if prim is shard_alike_p:  # values are laid out by now
+            self.define(eqn, ins)
+            return True
+        if prim is split_p:
+            self.slices(eqn, ins[0])
+            return True
+        return False
+
+    def params_of(self, eqn: Eqn) -> dict[str, Any]:
+        """The parameters of an equation with the jaxprs among them simplified."""
+        return map_subjaxprs(eqn, simplify)
 
     def slices(self, eqn: Eqn, operand: Atom) -> None:
         """Write a split as slices, which cost nothing in the kernels that read them."""
@@ -119,12 +113,14 @@ class _Simplifier:
             params["limit_indices"] = tuple(limits)
             piece = Var(out.aval)
             made = eqn.replace(prim=slice_p, invars=(operand,), outvars=(piece,), params=params)
-            self.writer.define(out, self.emit(made, self.facts_of(made), False)[0])
+            self.writer.define(out, self.writer.write(made)[0])
 
-    def rewrite(
-        self, eqn: Eqn, ins: Sequence[Atom], facts: _Facts, has_literal: bool
-    ) -> Atom | None:
+    def rewrite(self, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
         """The atom that an equation of one result is equal to, if that is found."""
+        facts, has_literal = (
+            self.facts.get(eqn.prim) or self.facts_of(eqn),
+            Literal in map(type, ins),
+        )
         rule, out, found = facts.rule, eqn.outvars[0].aval, None
         if has_literal and facts.is_elementwise and not out.shape:
             found = self.fold(eqn, ins)
@@ -172,35 +168,5 @@ class _Simplifier:
             eqn.prim.rule("abstract")(*avals, **eqn.params).update(vma=eqn.outvars[0].aval.vma)
         )
         again = eqn.replace(invars=tuple(operands), outvars=(out,))
-        facts, has_literal = self.facts_of(again), Literal in map(type, operands)
-        found = self.rewrite(again, operands, facts, has_literal)
-        if found is not None:
-            return found
-        return self.emit(again, facts, has_literal)[0]
-
-    def emit(self, eqn: Eqn, facts: _Facts, has_literal: bool) -> tuple[Var, ...]:
-        """Append an equation; give the results of an earlier equal one if there is one."""
-        outs = eqn.outvars
-        if not eqn.effects:
-            ins = tuple([_atom_key(a) for a in eqn.invars]) if has_literal else eqn.invars
-            key: Any = eqn.prim, ins
-            if eqn.params:
-                # Values of the same names in the same order, or else whatever names there are.
-                if eqn.params.keys() == facts.names:
-                    key = eqn.prim, ins, facts.values(eqn.params)
-                else:
-                    key = eqn.prim, ins, None, tuple(sorted(eqn.params.items()))
-            found = self.known.setdefault(key, outs)
-            if found is not outs:
-                return found
-        self.writer.eqns.append(eqn)
-        if facts.is_producer:
-            self.writer.note(eqn)
-        return outs
-
-
-def _atom_key(atom: Atom) -> Any:
-    if isinstance(atom, Literal):
-        stored = np.asarray(atom.val, atom.aval.dtype)
-        return atom.aval.dtype, stored.tobytes()
-    return atom
+        found = self.rewrite(again, operands)
+        return self.writer.write(again)[0] if found is None else found

@@ -15,8 +15,8 @@ from spmd.compile.expressions.scalar_ops import is_elementwise
 from spmd.compile.passes.dead_code import prune
 from spmd.compile.passes.fusion.cost import ROUND_TRIP
 from spmd.compile.passes.fusion.rematerialize import LEAST_BYTES, TIMES_SMALLER, is_cheap
-from spmd.compile.passes.rewriter import map_subjaxprs
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.rewriting.equations import map_subjaxprs
 
 
 def thin_stacks(closed: ClosedJaxpr) -> ClosedJaxpr:

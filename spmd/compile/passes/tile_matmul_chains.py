@@ -20,8 +20,9 @@ from collections.abc import Sequence
 
 from spmd.base.record import record
 from spmd.compile.expressions.scalar_ops import EXPENSIVE, is_elementwise
-from spmd.compile.passes.rewriter import JaxprBuilder, finish, map_subjaxprs, start, with_bodies
+from spmd.compile.passes.inline_calls import with_bodies
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.rewriting.equations import JaxprBuilder, finish, map_subjaxprs, start
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
 from spmd.lax.array import iota_p
 from spmd.lax.control_scan import scan_p

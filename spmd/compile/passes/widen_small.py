@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.compile.passes.rewriter import JaxprBuilder, finish, map_subjaxprs, start
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr, Eqn, Var
 from spmd.core.primitive import Primitive
+from spmd.core.rewriting.equations import JaxprBuilder, finish, map_subjaxprs, start
 from spmd.lax.convert import convert_element_type_p
 
 # Primitives that move elements, convert them, or run jaxprs in which they are widened.

@@ -17,10 +17,10 @@ from spmd.compile.passes.fusion.reachability import Reach
 from spmd.compile.passes.hoist_invariants import hoist_invariants
 from spmd.compile.passes.inline_calls import inline_calls
 from spmd.compile.passes.pipeline import run_passes
-from spmd.compile.passes.rewriter import start
 from spmd.compile.passes.simplify import simplify
 from spmd.core.custom import custom_jvp
 from spmd.core.ir import subjaxprs
+from spmd.core.rewriting.equations import start
 from tests.compile.programs import random_program
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -122,6 +122,18 @@ def test_broadcast_scalars_become_scalar_operands():
         return lax.mul(x, lax.broadcast_in_dim(np.float32(3), x.shape, ()))
 
     assert simplified(f, X) == ["mul"]
+
+
+def test_equations_with_zeros_of_two_signs_are_not_equal():
+    """0.0 == -0.0, so that parameters that are equal may still mean two things."""
+    places = np.array([1, 9])
+
+    def filled(x, places):
+        return [x.at[places].get(mode="fill", fill_value=v) for v in (0.0, -0.0, 0.0, -0.0)]
+
+    assert simplified(filled, X, places).count("gather") == 2
+    signs = [np.signbit(np.asarray(r)[1]).all() for r in jit(filled)(X, places)]
+    assert signs == [False, True, False, True]
 
 
 def test_equal_equations_are_computed_once():

@@ -32,15 +32,11 @@ from spmd.compile.passes.fusion.group import Group
 from spmd.compile.passes.fusion.memo import FusionTraces, Query, remember, replay
 from spmd.compile.passes.fusion.merge_siblings import merge_groups
 from spmd.compile.passes.fusion.reachability import Reach
-from spmd.compile.passes.rewriter import (
-    finish,
-    internal_primitive,
-    map_subjaxprs,
-    start,
-    with_bodies,
-)
+from spmd.compile.passes.inline_calls import with_bodies
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import NO_EFFECTS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.primitive import internal_primitive
+from spmd.core.rewriting.equations import finish, map_subjaxprs, start
 
 # A kernel's code stays of a sane size: LLVM's time grows faster than linearly.
 MAX_EQNS = 256

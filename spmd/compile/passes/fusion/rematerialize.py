@@ -20,8 +20,9 @@ from spmd.compile.expressions.index_map import MOVES
 from spmd.compile.expressions.scalar_ops import EXPENSIVE, is_elementwise
 from spmd.compile.passes.fusion.cost import ROUND_TRIP
 from spmd.compile.passes.fusion.fuse import MAX_EQNS
-from spmd.compile.passes.rewriter import finish, map_subjaxprs, start, with_bodies
+from spmd.compile.passes.inline_calls import with_bodies
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.rewriting.equations import finish, map_subjaxprs, start
 
 # Smaller values are no burden.
 LEAST_BYTES = 1 << 12

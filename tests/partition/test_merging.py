@@ -12,7 +12,7 @@ import spmd
 import spmd.numpy as snp
 from spmd import NamedSharding, P, lax, nn
 from spmd.base.config import config
-from spmd.partition.repeats import without_repeats
+from spmd.partition.merging import without_repeats
 from tests.partition.programs import auto_mesh, kinds
 
 

@@ -1,0 +1,88 @@
+"""A program before it is partitioned: calls are written out, and equal equations are one.
+
+What a program computes twice is computed, moved and added up once: two sums of one value would be
+terms that two readers finish, each by a collective of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spmd.base.source import Source
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal
+from spmd.core.rewrite import dce
+from spmd.core.rewriting.equations import Merging, Walk, finish, map_subjaxprs, start
+from spmd.core.structural import broadcast_in_dim_p
+from spmd.lax.control_cond import cond_p
+from spmd.lax.control_scan import scan_p
+from spmd.lax.control_while import while_p
+from spmd.partition.rules import called_jaxpr
+from spmd.sharding.shard_map_rules import shard_map_p
+
+_LOOPS = (scan_p, while_p, cond_p)
+
+
+def without_repeats(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """An equal program without calls, equal equations, and equations that nothing reads."""
+    writer = start(closed, _Merged)
+    _Opener(writer).run(closed.jaxpr)
+    made = finish(writer, closed)
+    smaller, _ = dce(made.jaxpr, (True,) * len(made.jaxpr.outvars))
+    return ClosedJaxpr(smaller, made.consts)
+
+
+class _Opener(Walk):
+    """A walk over a jaxpr and the calls in it."""
+
+    def replaces(self, eqn: Eqn, ins: tuple[Atom, ...], source: Source) -> bool:
+        """Write the body of a call."""
+        if eqn.prim.inline is None and eqn.prim.expand is None:
+            return False
+        body = called_jaxpr(eqn)
+        if body is not None:
+            self.call(body, eqn, ins, source)
+        return body is not None
+
+    def params_of(self, eqn: Eqn) -> dict[str, Any]:
+        """The parameters of what has jaxprs that are partitioned, with equations in these merged.
+
+        The body of a map along all axes is not.
+        """
+        is_in_part = eqn.prim is shard_map_p and eqn.params.get("manual") is not None
+        if eqn.prim in _LOOPS or is_in_part:
+            return map_subjaxprs(eqn, without_repeats)
+        return eqn.params
+
+
+class _Merged(Merging):
+    """Equations, equal ones once.
+
+    The results of those that are `free` can be made anew, in any layout, without a move.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free: set[Any] = set()
+
+    def keeps(self, eqn: Eqn) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Keep what is made of no variable, and what is repeated along new dims: it moves nothing.
+
+        Each reader has its own, laid out as it is wanted there, and the readers may be equal.
+        """
+        free = self.free
+        is_kept = eqn.prim is broadcast_in_dim_p or (
+            all([a in free or type(a) is Literal for a in eqn.invars]) and not _shrinks(eqn)
+        )
+        if is_kept:
+            free.update(eqn.outvars)
+        return is_kept
+
+    def is_equal(self, eqn: Eqn, first: Eqn) -> bool:
+        """Whether two equations are the same one, of the same types."""
+        pairs = zip(eqn.outvars, first.outvars, strict=True)
+        return super().is_equal(eqn, first) and all(a.aval == b.aval for a, b in pairs)
+
+
+def _shrinks(eqn: Eqn) -> bool:
+    """Whether it has fewer elements than an operand: a reduction may have to be added up."""
+    return any(a.aval.size > v.aval.size for a in eqn.invars for v in eqn.outvars)
