@@ -43,6 +43,7 @@ from spmd.base.errors import (
     TracingError,
     TypePromotionError,
     UnexpectedTracerError,
+    UnfilteredStackTrace,
     VaryingTypeError,
 )
 

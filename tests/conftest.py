@@ -26,6 +26,8 @@ GOLDEN = Path(__file__).resolve().parent / "golden"
 
 os.environ.setdefault("SPMD_NUM_CPU_DEVICES", "4")
 os.environ.setdefault("SPMD_CHECK", "1")
+# A test that fails shows where in spmd; tests of what users see switch the filter on.
+os.environ.setdefault("SPMD_TRACEBACK_FILTERING", "off")
 # The oracle: as many devices as we have, on the CPU, and quiet.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

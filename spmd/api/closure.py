@@ -11,7 +11,7 @@ from spmd.base.dtypes import is_inexact
 from spmd.base.errors import GradError, PytreeError
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, register_pytree_node_class, tree_flatten, tree_unflatten
-from spmd.base.util import function_name
+from spmd.base.util import api_boundary, function_name
 from spmd.core.argument_names import check_arrays, debug_info, leaf_names
 from spmd.core.aval import typeof
 from spmd.core.custom_vjp import custom_vjp
@@ -26,6 +26,7 @@ R = TypeVar("R")
 # ---- closure_convert ---------------------------------------------------------------------------
 
 
+@api_boundary
 def closure_convert(
     fun: Callable[..., Any], *example_args: Any
 ) -> tuple[Callable[..., Any], list[Any]]:
@@ -118,6 +119,7 @@ def custom_gradient(fun: Callable[P, tuple[R, Any]]) -> Callable[P, R]:
             )
         return found
 
+    @api_boundary
     @functools.wraps(fun)
     def value(*args: Any) -> Any:
         return pair(*args)[0]

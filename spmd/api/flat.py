@@ -12,13 +12,14 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, GradError, ShapeError
 from spmd.base.source import current_source
+from spmd.base.traceback_filter import simplify
 from spmd.base.tree import (
     TreeDef,
     register_pytree_node,
     tree_flatten,
     tree_unflatten,
 )
-from spmd.base.util import function_name
+from spmd.base.util import function_name, handles
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.ir import ClosedJaxpr, Jaxpr
 from spmd.core.primitive import Zero
@@ -195,8 +196,13 @@ class Residual:
         self.closed = closed
         self.rest = rest
 
+    @handles
     def __call__(self, *args: Any) -> Any:
-        return self.call(self.closed, *args)
+        try:
+            return self.call(self.closed, *args)
+        except Exception as error:
+            simplify(error)
+            raise
 
 
 class _Rest:

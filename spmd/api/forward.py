@@ -12,7 +12,7 @@ from spmd.base.source import current_source
 from spmd.base.tree import (
     tree_flatten,
 )
-from spmd.base.util import function_name
+from spmd.base.util import api_boundary, function_name
 from spmd.core.argument_names import (
     check_arrays,
     leaf_names,
@@ -42,6 +42,7 @@ def jvp(
 ) -> tuple[Any, ...]: ...
 
 
+@api_boundary
 def jvp(
     fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
 ) -> Any:
@@ -118,6 +119,7 @@ def linearize(
 ) -> tuple[Any, Callable[..., Any], Any]: ...
 
 
+@api_boundary
 def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Evaluate `fun` and return the linear function that maps tangents in to tangents out.
 

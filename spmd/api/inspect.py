@@ -29,7 +29,7 @@ from spmd.base.tree import (
     tree_map,
     tree_unflatten,
 )
-from spmd.base.util import function_name
+from spmd.base.util import api_boundary, function_name
 from spmd.compile.dispatch.jit import JitFunction
 from spmd.compile.dispatch.stages import describe
 from spmd.core.argument_names import (
@@ -94,6 +94,7 @@ def jaxpr_maker(
     check_function("make_jaxpr", fun)
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
+    @api_boundary
     @functools.wraps(fun)
     def jaxpr_of(*args: Any, **kwargs: Any) -> Any:
         fixed = {k % len(args) for k in static}
@@ -117,6 +118,7 @@ def jaxpr_maker(
     return jaxpr_of
 
 
+@api_boundary
 def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Find the shapes and dtypes of `fun(*args, **kwargs)` without computing it.
 
@@ -178,6 +180,7 @@ def device_get(x: Any) -> Any:
     return tree_map(fetched, x)
 
 
+@api_boundary
 def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., Any]:
     """Make the transpose of `fun`, a function that is linear in its arguments.
 

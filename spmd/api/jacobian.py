@@ -20,7 +20,7 @@ from spmd.base.tree import (
     tree_map,
     tree_unflatten,
 )
-from spmd.base.util import described, function_name
+from spmd.base.util import api_boundary, described, function_name
 from spmd.core.aval import ShapedArray, typeof
 from spmd.sharding.array import from_numpy
 
@@ -110,6 +110,7 @@ def jacfwd(
     check_function("jacfwd", fun)
     argnums = plain_argnums(argnums)
 
+    @api_boundary
     @described(fun, "The Jacobian of {0} with respect to argument(s) {1}.", argnums)
     def jacobian(*args: P.args, **kwargs: P.kwargs) -> Any:
         nums = normal_argnums(fun, argnums, len(args))
@@ -164,6 +165,7 @@ def jacrev(
     check_function("jacrev", fun)
     argnums = plain_argnums(argnums)
 
+    @api_boundary
     @described(fun, "The Jacobian of {0} with respect to argument(s) {1}.", argnums)
     def jacobian(*args: P.args, **kwargs: P.kwargs) -> Any:
         nums = normal_argnums(fun, argnums, len(args))

@@ -32,7 +32,7 @@ from spmd.base.tree import (
     tree_structure,
     tree_unflatten,
 )
-from spmd.base.util import described, function_name
+from spmd.base.util import api_boundary, described, function_name
 from spmd.core.argument_names import (
     check_arrays,
     leaf_names,
@@ -104,6 +104,7 @@ def vjp(
 ) -> tuple[Any, Callable[[Any], tuple[Any, ...]], Any]: ...
 
 
+@api_boundary
 def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Evaluate `fun` and return the function that pulls cotangents back.
 
@@ -200,6 +201,7 @@ def grad(
     """
     both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int)
 
+    @api_boundary
     @described(fun, "The gradient of {0} with respect to argument(s) {1}.", argnums)
     def gradient(*args: P.args, **kwargs: P.kwargs) -> Any:
         value, found = both(*args, **kwargs)
@@ -230,6 +232,7 @@ def value_and_grad(
     check_function("grad", fun)
     argnums = plain_argnums(argnums)
 
+    @api_boundary
     @described(fun, "The value of {0}, and its gradient with respect to argument(s) {1}.", argnums)
     def both(*args: P.args, **kwargs: P.kwargs) -> Any:
         nums = normal_argnums(fun, argnums, len(args))

@@ -15,7 +15,7 @@ from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_unflatten
-from spmd.base.util import function_name
+from spmd.base.util import api_boundary, function_name
 from spmd.core.argument_names import check_arrays, leaf_names
 from spmd.core.aval import typeof
 from spmd.core.jet import jet_flat
@@ -25,6 +25,7 @@ from spmd.lax.convert import convert_element_type
 from spmd.lax.families import const
 
 
+@api_boundary
 def jet(
     fun: Callable[..., Any],
     primals: Sequence[Any],

@@ -14,7 +14,7 @@ from spmd.base.tree import (
     tree_leaves,
     tree_unflatten,
 )
-from spmd.base.util import described, function_name
+from spmd.base.util import api_boundary, described, function_name
 from spmd.core.argument_names import (
     check_arrays,
     check_axes,
@@ -69,6 +69,7 @@ def vmap(
 
     how = {"axis_name": axis_name, "axis_size": axis_size, "spmd_axis_name": spmd_axis_name}
 
+    @api_boundary
     @described(fun, "Vectorized version of {0}, over an axis of arrays that it takes.")
     def mapped(*args: P.args, **kwargs: P.kwargs) -> R:
         what = f"vmap({function_name(fun)})"

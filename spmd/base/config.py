@@ -203,6 +203,14 @@ SETTINGS = (
         bytes_of_text,
         "bytes that a device receives, as a number or as '8 MB', from which unasked_gathers tells",
     ),
+    Setting(
+        "traceback_filtering",
+        "SPMD_TRACEBACK_FILTERING",
+        "auto",
+        _one_of("auto", "off", "tracebackhide", "remove_frames", "quiet_remove_frames"),
+        "frames of spmd in tracebacks: quiet_remove_frames, remove_frames (the cause has all of "
+        "them), tracebackhide (marked for IPython and pytest), off, or auto",
+    ),
     Setting("no_tracing", "SPMD_NO_TRACING", False, _bool, "raise where a function is traced"),
     Setting(
         "default_device",

@@ -256,6 +256,10 @@ class InternalError(SpmdError, AssertionError):
     located = False
 
 
+class UnfilteredStackTrace(Exception):
+    """The cause of an exception without spmd's frames: it has the whole traceback."""
+
+
 # Tracebacks, pickles and documents name them as users do, wherever this file lies.
 for _value in list(globals().values()):
     if isinstance(_value, type) and _value.__module__ == __name__:

@@ -98,7 +98,6 @@ OPTIONS: dict[str, Any] = {
     "jax_source_url_schema": None,
     "jax_thread_guard": False,
     "jax_threefry_gpu_kernel_lowering": False,
-    "jax_traceback_filtering": "auto",
     "jax_traceback_in_locations_limit": 100,
     "jax_tracer_error_num_traceback_frames": 5,
     "jax_use_direct_linearize": True,

@@ -71,6 +71,14 @@ def is_library(file: str) -> bool:
 _skipped: dict[str, bool] = {}
 
 
+def is_skipped(file: str) -> bool:
+    """Whether frames of a file are never the user's: ours, and go-betweens of Python."""
+    skipped = _skipped.get(file)
+    if skipped is None:
+        skipped = _skipped[file] = is_ours(file) or file in SKIPPED_FILES
+    return skipped
+
+
 @functools.lru_cache(maxsize=4096)
 def _interned(file: str, line: int, function: str, scope: str, operand: str) -> Source:
     return Source(file, line, function, scope, operand)
@@ -128,7 +136,7 @@ def current_source(depth: int = 1) -> Source:
         file = code.co_filename
         skipped = _skipped.get(file)
         if skipped is None:
-            skipped = _skipped[file] = is_ours(file) or file in SKIPPED_FILES
+            skipped = is_skipped(file)
         if not skipped:
             known = _places.get((id(code), frame.f_lasti))
             if known is None or state.scope or state.operand:

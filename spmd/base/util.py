@@ -8,12 +8,14 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from types import CodeType
+from typing import Any, TypeVar, cast
 
 from spmd.base.errors import DimensionError
 
 T = TypeVar("T")
 U = TypeVar("U")
+Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 # The result of a specialised call whose arguments do not match.
 MISS = object()
@@ -170,6 +172,39 @@ def _edits(a: str, b: str) -> int:
         for j, y in enumerate(b):
             row.append(min(row[j] + 1, above[j + 1] + 1, above[j] + (x != y)))
     return row[-1]
+
+
+# The functions with a handler, by the identity of their code: hashing code reads all of it.
+handlers: dict[int, CodeType] = {}
+
+# What a handler does with an exception; base/traceback_filter.py puts it here.
+simplifiers: list[Callable[[Exception], None]] = []
+
+
+def handles(f: Fn) -> Fn:
+    """Mark a function that has a handler of its own: `except Exception as e: simplify(e); raise`.
+
+    Functions that are called often have one, because a wrapper would cost time in each call.
+    """
+    code = f.__code__
+    handlers[id(code)] = code
+    return f
+
+
+def api_boundary(f: Fn) -> Fn:
+    """The function with a handler: exceptions that leave it have no frames of spmd."""
+
+    @functools.wraps(f)
+    def boundary(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return f(*args, **kwargs)
+        except Exception as error:
+            for simplify in simplifiers:
+                simplify(error)
+            raise
+
+    handles(boundary)
+    return cast(Fn, boundary)
 
 
 def described(

@@ -18,7 +18,7 @@ from spmd.base.context import state
 from spmd.base.errors import ArgumentError, RefusedError
 from spmd.base.source import UNKNOWN
 from spmd.base.tree import tree_flatten
-from spmd.base.util import function_name, split_list
+from spmd.base.util import api_boundary, function_name, split_list
 from spmd.checkify.automatic import automatic
 from spmd.checkify.errors import Error, Site
 from spmd.core.argument_names import check_arrays, debug_info, leaf_names
@@ -60,6 +60,7 @@ def checkify(f: Callable[..., Any], errors: Kinds = user_checks) -> Callable[...
         )
     kinds = frozenset(errors)
 
+    @api_boundary
     @functools.wraps(f)
     def checked(*args: Any, **kwargs: Any) -> tuple[Error, Any]:
         flat, in_tree = tree_flatten((args, kwargs))

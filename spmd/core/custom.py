@@ -14,7 +14,7 @@ from spmd.base import dtypes
 from spmd.base.context import attributed_to, state
 from spmd.base.errors import GradError, MissingRuleError, VaryingTypeError
 from spmd.base.tree import tree_flatten, tree_unflatten
-from spmd.base.util import function_name, present_as, split_list
+from spmd.base.util import api_boundary, function_name, present_as, split_list
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.call import call_primitive, nonzero, spread
 from spmd.core.custom_common import (
@@ -102,6 +102,7 @@ class custom_jvp(Generic[P, R]):
 
         self.defjvp(jvp)
 
+    @api_boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self.jvp is None:
             raise MissingRuleError(

@@ -16,7 +16,7 @@ from spmd.base.errors import ClosedOverError, GradError, MissingRuleError, RuleE
 from spmd.base.record import record
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten, tree_leaves, tree_unflatten
-from spmd.base.util import function_name, present_as, split_list
+from spmd.base.util import api_boundary, function_name, present_as, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma, vma_hooks
 from spmd.core.call import call_primitive, nonzero, spread
@@ -95,6 +95,7 @@ class custom_vjp(Generic[P, R]):
         del optimize_remat
         self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
 
+    @api_boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self.fwd is None or self.bwd is None:
             raise MissingRuleError(

@@ -14,7 +14,7 @@ from spmd.base.context import attributed_to, state
 from spmd.base.errors import ArgumentError, MissingRuleError, PytreeError, ShapeError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_unflatten
-from spmd.base.util import function_name, present_as, split_list
+from spmd.base.util import api_boundary, function_name, present_as, split_list
 from spmd.core.aval import typeof
 from spmd.core.call import call_primitive, nonzero, spread
 from spmd.core.custom_common import Call, inline_transpose, positional, signature_of
@@ -56,6 +56,7 @@ class custom_vmap:
         self.vmap_rule = vmap_rule
         return vmap_rule
 
+    @api_boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.vmap_rule is None:
             raise MissingRuleError(

@@ -12,7 +12,7 @@ from typing import Any
 from spmd.base.errors import PytreeError, ShapeError
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
-from spmd.base.util import function_name, split_list
+from spmd.base.util import api_boundary, function_name, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import impl_jaxpr, jaxpr_axes, nonzero
 from spmd.core.custom_vjp import match_vma
@@ -24,6 +24,7 @@ from spmd.core.structural import add_any
 from spmd.core.vmap import BatchAxis, batch_jaxpr, to_front
 
 
+@api_boundary
 def linear_call(
     fun: Callable[[Any, Any], Any],
     fun_transpose: Callable[[Any, Any], Any],

@@ -16,7 +16,7 @@ from spmd.base.context import state
 from spmd.base.errors import ArgumentError, RefusedError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_map, tree_unflatten
-from spmd.base.util import function_name, split_list
+from spmd.base.util import api_boundary, function_name, split_list
 from spmd.core.argument_names import check_arrays, function_source
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import (
@@ -200,6 +200,7 @@ def checkpoint(
         static = (*static, *nondiff_positions(fun, signature_of(fun), (), names))
     name = function_name(fun)
 
+    @api_boundary
     @functools.wraps(fun)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         outside = [i for i in static if not -len(args) <= i < len(args)]

@@ -28,7 +28,7 @@ from spmd.base.errors import (
 from spmd.base.record import record
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
-from spmd.base.util import function_name
+from spmd.base.util import api_boundary, function_name
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.axis import manual_axes, replace_axes
 from spmd.core.primitive import Primitive, Refused
@@ -270,6 +270,7 @@ VMAP_METHODS = (
 )
 
 
+@api_boundary
 def pure_callback(
     callback: Callable[..., Any],
     result_shape_dtypes: Any,
@@ -362,6 +363,7 @@ pure_callback_p = Primitive(
 # ---- io_callback -------------------------------------------------------------------------------
 
 
+@api_boundary
 def io_callback(
     callback: Callable[..., Any],
     result_shape_dtypes: Any,

@@ -22,7 +22,7 @@ from spmd.base.errors import (
 )
 from spmd.base.source import current_source, is_called_by_user
 from spmd.base.tree import tree_flatten, tree_unflatten
-from spmd.base.util import split_list
+from spmd.base.util import api_boundary, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.call import impl_jaxpr, nonzero, spread
@@ -57,6 +57,7 @@ _ABSENT: Any = object()
 # ---- public functions --------------------------------------------------------------------------
 
 
+@api_boundary
 def cond(
     pred: Any,
     true_fun: Callable[..., Any],
@@ -110,6 +111,7 @@ def cond(
     )
 
 
+@api_boundary
 def switch(
     index: Any, branches: Sequence[Callable[..., Any]], *operands: Any, operand: Any = _ABSENT
 ) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from spmd.base.errors import ArgumentError, DimensionError, ShapeError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from spmd.base.util import api_boundary
 from spmd.core.aval import typeof
 from spmd.core.structural import reshape, to_front
 from spmd.core.vmap import BatchAxis, batch_flat
@@ -21,6 +22,7 @@ from spmd.lax.logic import bitwise_or
 from spmd.lax.slicing import pad, slice_in_dim
 
 
+@api_boundary
 def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
     """Apply `f` to each slice of `xs` along its leading dim, one after the other, and stack.
 
@@ -77,6 +79,7 @@ def _over_front(f: Callable[[Any], Any], xs: Any) -> Any:
     return tree_unflatten(trees[0], [to_front(x, d, size) for x, d in zip(outs, dims, strict=True)])
 
 
+@api_boundary
 def associative_scan(
     fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0
 ) -> Any:

@@ -16,7 +16,7 @@ from spmd.base.dtypes import is_inexact
 from spmd.base.errors import ArgumentError, GradError, PytreeError, ShapeError, ShardingTypeError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_map, tree_unflatten
-from spmd.base.util import merge_lists, partition_list, split_list
+from spmd.base.util import api_boundary, merge_lists, partition_list, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import impl_jaxpr, nonzero, spread
 from spmd.core.check import check_operands
@@ -49,6 +49,7 @@ from spmd.lax.slicing import index_in_dim
 # ---- scan --------------------------------------------------------------------------------------
 
 
+@api_boundary
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,

@@ -13,7 +13,7 @@ from typing import Any
 from spmd.base.errors import GradError, PytreeError, ShapeError
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
-from spmd.base.util import split_list
+from spmd.base.util import api_boundary, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import derived, impl_jaxpr, nonzero
 from spmd.core.custom import custom_jvp
@@ -30,6 +30,7 @@ from spmd.lax.control import Staged, inner_axes, inner_effects
 # ---- custom_linear_solve -----------------------------------------------------------------------
 
 
+@api_boundary
 def custom_linear_solve(
     matvec: Callable[[Any], Any],
     b: Any,
@@ -243,6 +244,7 @@ linear_solve_p = Primitive(
 # ---- custom_root -------------------------------------------------------------------------------
 
 
+@api_boundary
 def custom_root(
     f: Callable[[Any], Any],
     initial_guess: Any,

@@ -18,7 +18,7 @@ from spmd.base.context import current_trace
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_map, tree_structure, tree_unflatten
-from spmd.base.util import split_list
+from spmd.base.util import api_boundary, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import impl_jaxpr, nonzero, spread
 from spmd.core.check import check_operands
@@ -51,6 +51,7 @@ from spmd.lax.reduce import reduce_or
 # ---- public functions --------------------------------------------------------------------------
 
 
+@api_boundary
 def while_loop(
     cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
 ) -> Any:
@@ -160,6 +161,7 @@ def _check_test(test: Staged) -> None:
         )
 
 
+@api_boundary
 def fori_loop(
     lower: Any,
     upper: Any,

@@ -19,6 +19,8 @@ from spmd import lax
 from spmd.api import eval_shape
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.traceback_filter import simplify
+from spmd.base.util import handles
 from spmd.core.aval import ShapedArray, typeof
 from spmd.numpy import indexing, logic, reductions, ufuncs
 from spmd.numpy.functional import vectorize
@@ -119,12 +121,19 @@ class ufunc:
         nin, nout, _ = self._counts
         return functools.partial(frompyfunc, identity=self._identity), (self._func, nin, nout)
 
+    @handles
     def __call__(self, *args: Any, out: None = None, where: None = None) -> Any:
         """The function of arrays, which are broadcast."""
-        if out is not None or where is not None:
-            refuse_out(self.__name__, out)
-            raise ArgumentError(f"{self.__name__}: where= is not supported; select with where()")
-        return self._call(*args)
+        try:
+            if out is not None or where is not None:
+                refuse_out(self.__name__, out)
+                raise ArgumentError(
+                    f"{self.__name__}: where= is not supported; select with where()"
+                )
+            return self._call(*args)
+        except Exception as error:
+            simplify(error)
+            raise
 
     def _binary(self, method: str, *arrays: Any) -> str:
         """The method's name for messages, after a check that the ufunc can have it."""

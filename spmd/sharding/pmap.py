@@ -16,8 +16,9 @@ from spmd.base.context import state
 from spmd.base.device import Device, devices, local_devices, too_few_devices
 from spmd.base.errors import ArgumentError, PytreeError, ShardingError
 from spmd.base.source import current_source
+from spmd.base.traceback_filter import simplify
 from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
-from spmd.base.util import MISS, WrappedSignature, function_name, present_as
+from spmd.base.util import MISS, WrappedSignature, function_name, handles, present_as
 from spmd.core.argument_names import (
     check_arrays,
     check_axes,
@@ -145,13 +146,18 @@ class PmapFunction:
         self._traced: dict[Any, _Mapped] = {}
         self._fast = FastCalls()
 
+    @handles
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_evaluated():
-            match = self._fast.match
-            out = match(args, kwargs)
-            if out is not MISS:
-                return out
-        return self._call(args, kwargs)
+        try:
+            if is_evaluated():
+                match = self._fast.match
+                out = match(args, kwargs)
+                if out is not MISS:
+                    return out
+            return self._call(args, kwargs)
+        except Exception as error:
+            simplify(error)
+            raise
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The general path: any arguments, any transformation."""

@@ -19,6 +19,7 @@ from spmd.base.context import state
 from spmd.base.device import process_index
 from spmd.base.errors import ArgumentError, PytreeError, ShardingError
 from spmd.base.source import current_source
+from spmd.base.traceback_filter import simplify
 from spmd.base.tree import (
     TreeDef,
     broadcast_prefix,
@@ -27,7 +28,7 @@ from spmd.base.tree import (
     tree_flatten_with_path,
     tree_unflatten,
 )
-from spmd.base.util import MISS, WeakCache, function_name
+from spmd.base.util import MISS, WeakCache, function_name, handles
 from spmd.collectives.axis import unvary
 from spmd.core.argument_names import (
     check_arrays,
@@ -173,30 +174,36 @@ def shard_map(
     if mesh is not None:
         _manual_axes(f, mesh, axis_names)
 
+    @handles
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
-        if isinstance(mesh, Mesh) and is_evaluated():
-            match = fast.match
-            out = match(args, {})
-            if out is not MISS:
-                return out
-        grid = mesh
-        if mesh is None:
-            grid = current_mesh()
-            note_mesh_read()
-        if grid is None:
-            raise ShardingError(
-                f"{current_source()}: {what}: no mesh; pass mesh= or call it inside `with mesh:`"
-            )
-        if not isinstance(grid, Mesh):
-            grid = _with_devices(what, grid, args)
-        if state.mesh is not None and not state.axes and not grid.has_grid_of(state.mesh):
-            raise ShardingError(
-                f"{current_source()}: {what}: mesh is {grid}, and set_mesh has set {state.mesh}; "
-                "leave mesh= out, or call it outside of that mesh's block"
-            )
-        manual = _manual_axes(f, grid, axis_names)
-        return _call(f, grid, in_specs, out_specs, check_vma, args, fast, manual)
+        try:
+            if isinstance(mesh, Mesh) and is_evaluated():
+                match = fast.match
+                out = match(args, {})
+                if out is not MISS:
+                    return out
+            grid = mesh
+            if mesh is None:
+                grid = current_mesh()
+                note_mesh_read()
+            if grid is None:
+                raise ShardingError(
+                    f"{current_source()}: {what}: no mesh; pass mesh= or call it inside "
+                    "`with mesh:`"
+                )
+            if not isinstance(grid, Mesh):
+                grid = _with_devices(what, grid, args)
+            if state.mesh is not None and not state.axes and not grid.has_grid_of(state.mesh):
+                raise ShardingError(
+                    f"{current_source()}: {what}: mesh is {grid}, and set_mesh has set "
+                    f"{state.mesh}; leave mesh= out, or call it outside of that mesh's block"
+                )
+            manual = _manual_axes(f, grid, axis_names)
+            return _call(f, grid, in_specs, out_specs, check_vma, args, fast, manual)
+        except Exception as error:
+            simplify(error)
+            raise
 
     return mapped
 

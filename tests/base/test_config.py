@@ -70,6 +70,7 @@ def other_value(setting):
         "unasked_gathers": "warn",
         "overlap": "never",
         "default_device": "gpu",
+        "traceback_filtering": "remove_frames",
         "default_matmul_precision": "high",
         "numpy_rank_promotion": "warn",
         "numpy_dtype_promotion": "strict",

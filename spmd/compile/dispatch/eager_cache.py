@@ -19,7 +19,8 @@ from typing import Any, TypeVar, cast
 
 from spmd.base.config import config
 from spmd.base.context import busy
-from spmd.base.util import MISS
+from spmd.base.traceback_filter import simplify
+from spmd.base.util import MISS, handles
 from spmd.compile.dispatch.eager import COMPILE_FROM_ELEMENTS, NEVER_KEPT, SIZE_GENERIC
 from spmd.compile.dispatch.jit import JitFunction
 from spmd.compile.lazy import eager_kernels
@@ -201,16 +202,21 @@ def cached_unary(f: F) -> F:
     hot = EagerCache(f)
     table = hot.table
 
+    @handles
     @functools.wraps(f)
     def method(self: Any, /) -> Any:
-        if busy or type(self) is not Array:
-            return f(self)
-        match = table.get(self.aval)
-        if match is not None:
-            out = match(self)
-            if out is not MISS:
-                return out
-        return hot(self.aval, (self,))
+        try:
+            if busy or type(self) is not Array:
+                return f(self)
+            match = table.get(self.aval)
+            if match is not None:
+                out = match(self)
+                if out is not MISS:
+                    return out
+            return hot(self.aval, (self,))
+        except Exception as error:
+            simplify(error)
+            raise
 
     return cast(F, method)
 
@@ -223,23 +229,28 @@ def cached_binary(f: F) -> F:
     hot = EagerCache(f)
     table = hot.table
 
+    @handles
     @functools.wraps(f)
     def method(self: Any, other: Any, /) -> Any:
-        kind = type(other)
-        if busy or type(self) is not Array:
-            return f(self, other)
-        if kind is Array:
-            key = self.aval, other.aval
-        elif kind in _NUMBERS:
-            key = self.aval, kind
-        else:
-            return f(self, other)
-        match = table.get(key)
-        if match is not None:
-            out = match(self, other)
-            if out is not MISS:
-                return out
-        return hot(key, (self, other))
+        try:
+            kind = type(other)
+            if busy or type(self) is not Array:
+                return f(self, other)
+            if kind is Array:
+                key = self.aval, other.aval
+            elif kind in _NUMBERS:
+                key = self.aval, kind
+            else:
+                return f(self, other)
+            match = table.get(key)
+            if match is not None:
+                out = match(self, other)
+                if out is not MISS:
+                    return out
+            return hot(key, (self, other))
+        except Exception as error:
+            simplify(error)
+            raise
 
     return cast(F, method)
 
@@ -249,20 +260,25 @@ def cached_arrays(f: F) -> F:
     hot = EagerCache(f)
     table = hot.table
 
+    @handles
     @functools.wraps(f)
     def call(*args: Any, **named: Any) -> Any:
-        if busy or named:
-            return f(*args, **named)
-        for x in args:
-            if type(x) is not Array:
-                return f(*args)
-        key = tuple([x.aval for x in args])
-        match = table.get(key)
-        if match is not None:
-            out = match(*args)
-            if out is not MISS:
-                return out
-        return hot(key, args)
+        try:
+            if busy or named:
+                return f(*args, **named)
+            for x in args:
+                if type(x) is not Array:
+                    return f(*args)
+            key = tuple([x.aval for x in args])
+            match = table.get(key)
+            if match is not None:
+                out = match(*args)
+                if out is not MISS:
+                    return out
+            return hot(key, args)
+        except Exception as error:
+            simplify(error)
+            raise
 
     return cast(F, call)
 
@@ -272,22 +288,27 @@ def cached_options(f: F) -> F:
     hot = EagerCache(f)
     table = hot.table
 
+    @handles
     @functools.wraps(f)
     def call(*args: Any, **named: Any) -> Any:
-        if busy or not args or type(args[0]) is not Array:
-            return f(*args, **named)
-        x, *options = args
-        key: Any = x.aval
-        if options or named:
-            if not is_plain(options) or not is_plain(named.values()):
+        try:
+            if busy or not args or type(args[0]) is not Array:
                 return f(*args, **named)
-            key = (key, len(options), *options, *named.items())
-        match = table.get(key)
-        if match is not None:
-            out = match(x)
-            if out is not MISS:
-                return out
-        return hot(key, (x,), tuple(options), named)
+            x, *options = args
+            key: Any = x.aval
+            if options or named:
+                if not is_plain(options) or not is_plain(named.values()):
+                    return f(*args, **named)
+                key = (key, len(options), *options, *named.items())
+            match = table.get(key)
+            if match is not None:
+                out = match(x)
+                if out is not MISS:
+                    return out
+            return hot(key, (x,), tuple(options), named)
+        except Exception as error:
+            simplify(error)
+            raise
 
     return cast(F, call)
 
@@ -305,26 +326,35 @@ def cached_index(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     hot = EagerCache(apply)
     table = hot.table
 
+    @handles
     @functools.wraps(f)
     def method(self: Any, index: Any, /) -> Any:
-        if busy or type(self) is not Array:
-            return f(self, index)
-        if type(index) is slice:
-            start, stop, step = parts = index.start, index.stop, index.step
-            if type(start) not in _BOUNDS or type(stop) not in _BOUNDS or type(step) not in _BOUNDS:
+        try:
+            if busy or type(self) is not Array:
                 return f(self, index)
-            key = self.aval, start, stop, step
-        else:
-            parts = _parts_of(index)
-            if parts is None:
-                return f(self, index)
-            key = self.aval, parts
-        match = table.get(key)
-        if match is not None:
-            out = match(self)
-            if out is not MISS:
-                return out
-        return hot(key, (self,), parts)
+            if type(index) is slice:
+                start, stop, step = parts = index.start, index.stop, index.step
+                if (
+                    type(start) not in _BOUNDS
+                    or type(stop) not in _BOUNDS
+                    or type(step) not in _BOUNDS
+                ):
+                    return f(self, index)
+                key = self.aval, start, stop, step
+            else:
+                parts = _parts_of(index)
+                if parts is None:
+                    return f(self, index)
+                key = self.aval, parts
+            match = table.get(key)
+            if match is not None:
+                out = match(self)
+                if out is not MISS:
+                    return out
+            return hot(key, (self,), parts)
+        except Exception as error:
+            simplify(error)
+            raise
 
     return method
 

@@ -25,9 +25,18 @@ from spmd.base.device import Device, devices
 from spmd.base.errors import ArgumentError, DeviceError, RefError, ShardingError
 from spmd.base.record import field, record
 from spmd.base.source import current_source
+from spmd.base.traceback_filter import simplify
 from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, tell_of_move
 from spmd.base.tree import TreeDef, tree_flatten
-from spmd.base.util import MISS, WeakCache, WrappedSignature, collector_paused, present_as
+from spmd.base.util import (
+    MISS,
+    WeakCache,
+    WrappedSignature,
+    api_boundary,
+    collector_paused,
+    handles,
+    present_as,
+)
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.dispatch.stages import (
     Lowered,
@@ -202,17 +211,22 @@ class JitFunction:
 
     # ---- calling ----
 
+    @handles
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not busy:
-            match = self._fast.match  # calling the attribute as a method would be slower
-        elif state.trace is EVAL and not state.axes:
-            match = self._fast.over(state.mesh).match
-        else:
-            match = no_match
-        out = match(args, kwargs)
-        if out is not MISS:
-            return out
-        return self._call(args, kwargs)
+        try:
+            if not busy:
+                match = self._fast.match  # calling the attribute as a method would be slower
+            elif state.trace is EVAL and not state.axes:
+                match = self._fast.over(state.mesh).match
+            else:
+                match = no_match
+            out = match(args, kwargs)
+            if out is not MISS:
+                return out
+            return self._call(args, kwargs)
+        except Exception as error:
+            simplify(error)
+            raise
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The general path: any arguments, any transformation, mutable arrays too."""
@@ -610,6 +624,7 @@ class JitFunction:
 
     # ---- jax's names ----
 
+    @api_boundary
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Trace a call with these arguments, or `ShapeDtypeStruct`s, without running it."""
         try:
@@ -634,10 +649,12 @@ class JitFunction:
             self._home,
         )
 
+    @api_boundary
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Trace a call and run the compiler's passes; `.compile()` makes it callable."""
         return self.trace(*args, **kwargs).lower()
 
+    @api_boundary
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes, dtypes and shardings of the results, without computing them."""
         return self.trace(*args, **kwargs).out_info

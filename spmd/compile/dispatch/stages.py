@@ -16,7 +16,9 @@ import numpy as np
 from spmd.base.errors import ArgumentError, OptionError, ShardingError
 from spmd.base.record import record
 from spmd.base.source import current_source
+from spmd.base.traceback_filter import simplify
 from spmd.base.tree import TreeDef, tree_flatten
+from spmd.base.util import api_boundary, handles
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.lazy import cost_model, lowering, memory_analysis, pipeline, select
 from spmd.core.aval import ShapedArray, ShapeDtypeStruct, typeof
@@ -150,6 +152,7 @@ class Traced(Stage):
     def fun_name(self) -> str:
         return self.signature.name
 
+    @api_boundary
     def lower(self, *, lowering_platforms: Sequence[str] | None = None) -> Lowered:
         """Run the compiler's passes. The platform is "cpu": an `ArgumentError` for others."""
         for platform in lowering_platforms or ():
@@ -232,6 +235,7 @@ class Lowered(Stage):
         """The least that a call computes and moves: "flops" and "bytes accessed"."""
         return self.compile().cost_analysis()
 
+    @api_boundary
     def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
         """Make machine code. `compiler_options` are those of `jit`."""
         check_compiler_options(f"lower({self.traced.fun_name}).compile", compiler_options)
@@ -373,25 +377,32 @@ class Compiled(Stage):
         found = cost_model.cost_of(getattr(core, "core", core).schedule.steps)
         return {"flops": float(found.flops), "bytes accessed": float(found.moved)}
 
+    @handles
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         what = f"compiled {self.traced.fun_name}"
-        leaves = _check_call(what, self.traced, args, kwargs)
-        for x in leaves:
-            if isinstance(x, Tracer):
-                raise ArgumentError(
-                    f"{what}: cannot be transformed: it is machine code for one signature, and "
-                    f"was called with {x}. Transform the function that was jitted instead"
-                )
-        self._check_layouts(what, leaves, args, kwargs)
-        if True in self.executable.donated:
+        try:
+            leaves = _check_call(what, self.traced, args, kwargs)
+            for x in leaves:
+                if isinstance(x, Tracer):
+                    raise ArgumentError(
+                        f"{what}: cannot be transformed: it is machine code for one signature, and "
+                        f"was called with {x}. Transform the function that was jitted instead"
+                    )
+            self._check_layouts(what, leaves, args, kwargs)
+            if True in self.executable.donated:
+                names = partial(self.traced.signature.leaf_names, args, kwargs)
+                check_donated(what, leaves, self.executable.donated, names, self.traced.jaxpr.jaxpr)
+            mesh = self.traced.mesh
+            if mesh is None:
+                return self.out_tree.unflatten(self.executable(leaves))
             names = partial(self.traced.signature.leaf_names, args, kwargs)
-            check_donated(what, leaves, self.executable.donated, names, self.traced.jaxpr.jaxpr)
-        mesh = self.traced.mesh
-        if mesh is None:
-            return self.out_tree.unflatten(self.executable(leaves))
-        names = partial(self.traced.signature.leaf_names, args, kwargs)
-        wanted = self.traced.out_shardings
-        return self.out_tree.unflatten(call_in_scope(mesh, self.executable, leaves, names, wanted))
+            wanted = self.traced.out_shardings
+            return self.out_tree.unflatten(
+                call_in_scope(mesh, self.executable, leaves, names, wanted)
+            )
+        except Exception as error:
+            simplify(error)
+            raise
 
     def _check_layouts(self, what: str, leaves: list[Any], args: Any, kwargs: Any) -> None:
         """Raise if a committed array is laid out otherwise than it was compiled for."""

@@ -1,0 +1,99 @@
+"""Tracebacks without spmd's own frames: where they are cut, and what they say about it.
+
+Each function that users call, and that calls their functions or checks their arguments, is an
+`api_boundary` (base/util.py). An exception that leaves the outermost of these loses the frames of spmd. The
+setting `traceback_filtering` says how, or that it keeps them.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+from spmd.base.config import config
+from spmd.base.errors import UnfilteredStackTrace
+from spmd.base.source import is_skipped
+from spmd.base.util import handlers, simplifiers
+
+NOTE = (
+    "--------------------\nFor simplicity, spmd has removed its internal frames from the traceback "
+    "of this exception. Set SPMD_TRACEBACK_FILTERING=off to include them."
+)
+_UNFILTERED = (
+    "{}\n\nThe stack trace below excludes spmd's internal frames.\n"
+    "The preceding is the original exception that occurred, unmodified.\n\n--------------------"
+)
+
+
+def simplify(error: Exception) -> None:
+    """Take spmd's frames out of the traceback of an exception that the calling function handles.
+
+    If another boundary is below it on the stack, that one does it.
+    """
+    mode = config.traceback_filtering
+    trace = error.__traceback__
+    if mode == "off" or trace is None or _is_inside_boundary(sys._getframe(1).f_back):
+        return
+    if mode == "auto":
+        mode = "tracebackhide" if _hides_frames() else "quiet_remove_frames"
+    if mode == "tracebackhide":
+        for frame, _ in traceback.walk_tb(trace):
+            if is_skipped(frame.f_code.co_filename):
+                frame.f_locals["__tracebackhide__"] = True
+        return
+    error.__traceback__ = filter_traceback(trace)
+    if mode == "remove_frames":
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        whole = UnfilteredStackTrace(_UNFILTERED.format(text))
+        whole.__traceback__ = _with_callers(trace)
+        whole.__cause__, whole.__context__ = error.__cause__, error.__context__
+        whole.__suppress_context__ = error.__suppress_context__
+        error.__cause__, error.__context__ = whole, None
+    elif NOTE not in getattr(error, "__notes__", ()):
+        error.add_note(NOTE)
+
+
+simplifiers.append(simplify)
+
+
+def _is_inside_boundary(frame: Any) -> bool:
+    while frame is not None:
+        if id(frame.f_code) in handlers:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def filter_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback's frames that are not spmd's."""
+    out = None
+    for frame, line in reversed(list(traceback.walk_tb(trace))):
+        if not is_skipped(frame.f_code.co_filename):
+            out = TracebackType(out, frame, frame.f_lasti, line)
+    return out
+
+
+def _with_callers(trace: TracebackType) -> TracebackType:
+    """The traceback with the frames that called its first one, up to the program's module.
+
+    A prompt that runs the module is not shown.
+    """
+    out, at_module = trace, False
+    for frame, line in traceback.walk_stack(trace.tb_frame.f_back):
+        is_module = frame.f_code.co_name == "<module>"
+        if at_module and not is_module:
+            break
+        at_module = is_module
+        if "importlib._bootstrap" not in frame.f_code.co_filename:
+            out = TracebackType(out, frame, frame.f_lasti, line)
+    return out
+
+
+def _hides_frames() -> bool:
+    """Whether this is IPython, of a version that hides frames which ask for it."""
+    ipython = sys.modules.get("IPython")
+    if ipython is None or getattr(ipython, "get_ipython", lambda: None)() is None:
+        return False
+    return tuple(ipython.version_info[:2]) >= (7, 17)
