@@ -1,8 +1,8 @@
 """Tracebacks without spmd's own frames: where they are cut, and what they say about it.
 
 Each function that users call, and that calls their functions or checks their arguments, is an
-`api_boundary` (base/util.py). An exception that leaves the outermost of these loses the frames of spmd. The
-setting `traceback_filtering` says how, or that it keeps them.
+`api_boundary` (base/util.py). An exception that leaves the outermost of these loses the frames of
+spmd. The setting `traceback_filtering` says how, or that it keeps them.
 """
 
 from __future__ import annotations

@@ -39,6 +39,9 @@ class JetTracer(JVPTracer):
 
     __slots__ = ()
 
+    def concrete(self) -> Any:
+        return None
+
     def describe(self) -> str:
         return f" with primal={self.primal!r} terms={self.tangent!r}"
 

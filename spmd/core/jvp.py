@@ -11,6 +11,7 @@ from typing import Any
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.context import current_trace, state
+from spmd.base.errors import ConcretizationError
 from spmd.base.source import UNKNOWN, current_source
 from spmd.base.util import unzip2
 from spmd.core.aval import ShapedArray, typeof
@@ -18,7 +19,14 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive, Refused, Zero, linear
 from spmd.core.rewrite import close, eval_closed
 from spmd.core.structural import zeros_like_aval
-from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable, origin
+from spmd.core.trace import (
+    Trace,
+    Tracer,
+    check_no_leak,
+    check_usable,
+    concretization_message,
+    origin,
+)
 
 # ---- tangents ----------------------------------------------------------------------------------
 
@@ -77,6 +85,17 @@ class JVPTracer(Tracer):
     def concrete(self) -> Any:
         primal = self.primal
         return primal.concrete() if isinstance(primal, Tracer) else primal
+
+    def _take(self, error: type[ConcretizationError], what: str, advice: str) -> Any:
+        """Python numbers and NumPy arrays have no tangent: the derivative would be lost."""
+        if self.concrete() is None:
+            raise error(concretization_message(self, what, advice))
+        raise error(
+            f"{current_source()}: this needs the value of an array that is being differentiated as "
+            f"{what}, and the derivative would be lost: {self!r}.\n{self.where_from()}Keep it an "
+            "array: the functions of spmd.numpy take it. Where no derivative is meant, take "
+            "lax.stop_gradient(x)."
+        )
 
     def where_from(self) -> str:
         return origin(self._source, self.primal)

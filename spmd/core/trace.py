@@ -89,9 +89,6 @@ class Tracer(HasAval):
     def __format__(self, spec: str) -> str:
         if not spec:
             return str(self)
-        value = self.concrete()
-        if value is not None:
-            return format(value, spec)
         raise ConcretizationError(
             f"{current_source()}: an f-string or format() was to write a traced value as {spec!r}, "
             f"but it has a number only when the program runs: {self!r}.\n"
@@ -102,8 +99,12 @@ class Tracer(HasAval):
     def _need(self, error: type[ConcretizationError], what: str, advice: str) -> Any:
         value = self.concrete()
         if value is None:
-            raise error(_concretization_message(self, what, advice))
+            raise error(concretization_message(self, what, advice))
         return value
+
+    def _take(self, error: type[ConcretizationError], what: str, advice: str) -> Any:
+        """The value, for a number or array that takes nothing else of this tracer with it."""
+        return self._need(error, what, advice)
 
     def __bool__(self) -> bool:
         return bool(self._need(TracerBoolConversionError, "a Python bool", _BOOL_ADVICE))
@@ -112,16 +113,16 @@ class Tracer(HasAval):
         return int(self._need(ConcretizationError, "a Python int", _STATIC_ADVICE))
 
     def __float__(self) -> float:
-        return float(self._need(ConcretizationError, "a Python float", _STATIC_ADVICE))
+        return float(self._take(ConcretizationError, "a Python float", _STATIC_ADVICE))
 
     def __complex__(self) -> complex:
-        return complex(self._need(ConcretizationError, "a Python complex", _STATIC_ADVICE))
+        return complex(self._take(ConcretizationError, "a Python complex", _STATIC_ADVICE))
 
     def __index__(self) -> int:
         return self._need(TracerIntegerConversionError, "a Python index", _INDEX_ADVICE).__index__()
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        value = self._need(TracerArrayConversionError, "a NumPy array", _ARRAY_ADVICE)
+        value = self._take(TracerArrayConversionError, "a NumPy array", _ARRAY_ADVICE)
         return np.asarray(value, *args, **kwargs)
 
     def item(self, *args: Any) -> Any:
@@ -129,18 +130,18 @@ class Tracer(HasAval):
         return np.asarray(value).item(*args)
 
     def tolist(self) -> Any:
-        value = self._need(ConcretizationError, "a Python list", _STATIC_ADVICE)
+        value = self._take(ConcretizationError, "a Python list", _STATIC_ADVICE)
         return np.asarray(value).tolist()
 
     def tobytes(self, order: Any = "C") -> bytes:
-        raise ConcretizationError(_concretization_message(self, "bytes", _STATIC_ADVICE))
+        raise ConcretizationError(concretization_message(self, "bytes", _STATIC_ADVICE))
 
     def __dlpack__(self, **options: Any) -> Any:
         what = "memory of another library"
-        raise ConcretizationError(_concretization_message(self, what, _ARRAY_ADVICE))
+        raise ConcretizationError(concretization_message(self, what, _ARRAY_ADVICE))
 
     def __reduce__(self) -> Any:
-        raise ConcretizationError(_concretization_message(self, "a pickle", _ARRAY_ADVICE))
+        raise ConcretizationError(concretization_message(self, "a pickle", _ARRAY_ADVICE))
 
     # -- where an array's memory or place is meant, which a traced value has none of --
 
@@ -183,8 +184,12 @@ class Tracer(HasAval):
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise MutationError(in_place_message())
 
-    def block_until_ready(self) -> Tracer:
-        return self
+    @property
+    def block_until_ready(self) -> NoReturn:
+        raise AttributeError(
+            f"{current_source()}: block_until_ready is asked of a traced value, which nothing "
+            f"computes before the program runs: {self!r}. Ask it of the result"
+        )
 
     def __copy__(self) -> Tracer:
         return self
@@ -219,7 +224,7 @@ def in_place_message() -> str:
     )
 
 
-def _concretization_message(tracer: Tracer, what: str, advice: str) -> str:
+def concretization_message(tracer: Tracer, what: str, advice: str) -> str:
     origin = tracer.where_from()
     return (
         f"{current_source()}: this needs the value of a traced array as {what}, but only its shape "

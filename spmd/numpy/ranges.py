@@ -36,7 +36,7 @@ def _concrete_number(x: Any, name: str) -> Any:
             f"arange: {name} is traced ({x!r}), but the length of the result must be known when "
             "a function is traced. Mark the argument it comes from static (jit's static_argnums)."
         )
-    value = np.asarray(x)
+    value = np.asarray(x.concrete() if isinstance(x, Tracer) else x)
     if value.ndim or dtypes.is_complex(value.dtype):
         raise ArgumentError(f"arange: {name} must be a real number, got {x!r}")
     return value.item()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import re
 
@@ -11,6 +12,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
+from spmd import lax
 from spmd.base import errors
 from spmd.core.primitive import Primitive, Refused, all_primitives
 
@@ -46,15 +48,89 @@ def test_traced_values_read_as_concrete_are_refused(name, how):
         assert "Traced<ShapedArray(" in str(caught.value)
 
 
-def test_values_are_concrete_under_grad_and_jvp():
-    """Under grad alone, values are known: Python may branch on them."""
+DERIVATIVES = {
+    "grad": lambda f: spmd.grad(f)(2.0),
+    "grad of grad": lambda f: spmd.grad(spmd.grad(lambda x: f(x) * x))(2.0) / 3,
+    "value_and_grad": lambda f: spmd.value_and_grad(f)(2.0)[1],
+    "vjp": lambda f: spmd.vjp(f, 2.0)[1](1.0)[0],
+    "jvp": lambda f: spmd.jvp(f, (2.0,), (1.0,))[1],
+    "linearize": lambda f: spmd.linearize(f, 2.0)[1](1.0),
+    "jacfwd": lambda f: spmd.jacfwd(f)(2.0),
+}
+
+
+@pytest.mark.parametrize("name", ["grad", "value_and_grad", "vjp", "jvp", "linearize"])
+def test_values_are_concrete_under_grad_and_jvp(name):
+    """Python may branch on a value that is differentiated, and take what has no derivative."""
 
     def f(x):
-        assert int(x) == 2 and float(x) == 2.0 and bool(x > 0) and np.asarray(x) == 2
+        assert int(x) == 2 and bool(x) and x.item() == 2.0 and 2.0 in [x]
+        assert range(x.astype(int)) == range(2) and [3, 4, 5][x.astype(int)] == 5
+        for known in (
+            lax.stop_gradient(x),
+            x.astype(int),
+            snp.round(lax.stop_gradient(x)),
+            x > 0,
+            snp.round(x),
+        ):
+            assert float(known) == np.asarray(known) == known.tolist() == complex(known)
+        assert f"{x}".startswith("Traced<") and snp.arange(x).shape == (2,)
         return x * x if x > 1 else x
 
-    assert float(spmd.grad(f)(2.0)) == 4.0
-    assert float(spmd.jvp(f, (2.0,), (1.0,))[1]) == 4.0
+    assert float(DERIVATIVES[name](f)) == 4.0
+
+
+# What would lose the derivative, as Python's numbers and NumPy's arrays have none.
+LOSSES = {
+    "float": (float, errors.ConcretizationError),
+    "complex": (complex, errors.ConcretizationError),
+    "math.sin": (math.sin, errors.ConcretizationError),
+    "tolist": (lambda x: x.tolist(), errors.ConcretizationError),
+    "format": (lambda x: f"{x:.2f}", errors.ConcretizationError),
+    "np.asarray": (np.asarray, errors.TracerArrayConversionError),
+    "np.array": (lambda x: np.array([x, 1.0]), errors.TracerArrayConversionError),
+    "np.sin": (np.sin, errors.TracerArrayConversionError),
+    "np.add": (lambda x: np.add(x, 1), errors.TracerArrayConversionError),
+    "np.full": (lambda x: np.full(2, x), errors.TracerArrayConversionError),
+    "assignment": (lambda x: np.zeros(2).__setitem__(0, x), ValueError),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("how", DERIVATIVES)
+def test_what_would_lose_the_derivative_is_refused(how, name):
+    read, error = LOSSES[name]
+
+    def f(x):
+        read(x)
+        return x
+
+    with pytest.raises(error) as caught:
+        DERIVATIVES[how](f)
+    if name not in ("format", "assignment") and how != "jacfwd":
+        assert "derivative would be lost" in str(caught.value)
+        assert "stop_gradient" in str(caught.value)
+    if name not in ("assignment", "np.full"):  # np.full is Python code, which asks for it
+        assert "test_trace.py" in str(caught.value)
+
+
+def test_jet_has_no_values_and_nothing_is_waited_for():
+    def f(x):
+        for read in (float, int, bool, np.asarray, lambda x: x.item()):
+            with pytest.raises(errors.ConcretizationError):
+                read(x)
+        return x
+
+    spmd.jet.jet(f, (1.0,), ((1.0, 0.0),))
+
+    def g(x):
+        with pytest.raises(AttributeError, match="block_until_ready"):
+            x.block_until_ready()
+        assert spmd.block_until_ready(x) is x
+        return x
+
+    for how in (spmd.jit, spmd.grad, spmd.linearize):
+        how(g, 1.0) if how is spmd.linearize else how(g)(1.0)
 
 
 @pytest.mark.parametrize(
