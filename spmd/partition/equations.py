@@ -80,8 +80,7 @@ def write_equation(
                 free = x.axes_whole()
         else:
             free = x.axes_whole()
-        key.append(axes)
-        key.append(free)
+        key += (axes, free)
     if has_terms:
         kept = _kept_partial(eqn, rule, operands, sizes)
         if kept:

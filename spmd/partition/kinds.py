@@ -23,19 +23,26 @@ T = TypeVar("T")
 # For each label: the dims that have it, as numbers of a cell (operands, then results) and a dim.
 Groups = tuple[tuple[tuple[int, int], ...], ...]
 
+# A dim, by its numbers, that takes axes from another, and what links offer where cells are laid out
+# like this.
+Offer = tuple[int, int, tuple[Any, ...], tuple[int, int]]
+Offers = dict[Any, list[Offer]]
+
 # How many kinds are kept, and of each for how many layouts how it runs.
 _MOST = 4096
 _MOST_WAYS = 64
+_MOST_GRIDS = 16
 
 
 class Kind:
     """The rule of some equations and what follows from it.
 
     `windows` are those of dims that halos may split, `groups` the dims that should be split alike,
-    `ways` how the equations run on parts, by the layouts of operands and results.
+    `ways` how the equations run on parts, by the layouts of operands and results, and `offers`
+    which axes propagation spreads, by the sizes of the mesh and then by layouts.
     """
 
-    __slots__ = ("groups", "is_elementwise", "level", "rule", "ways", "windows")
+    __slots__ = ("groups", "is_elementwise", "level", "offers", "rule", "ways", "windows")
 
     def __init__(self, prim: Primitive, rule: Dims | None, windows: Windows | None = None):
         self.rule = rule
@@ -44,6 +51,16 @@ class Kind:
         self.groups: Groups = () if rule is None else _groups(prim, rule)
         self.is_elementwise = rule is not None and is_row_by_row(rule)
         self.ways: dict[Any, Any] = {}
+        self.offers: dict[Any, Offers] = {}
+
+    def offers_over(self, grid: Any) -> Offers:
+        """The offers of links of this kind over a mesh, for which `grid` stands."""
+        found = self.offers.get(grid)
+        if found is None or len(found) >= _MOST_WAYS:
+            if len(self.offers) >= _MOST_GRIDS:
+                self.offers.clear()
+            found = self.offers[grid] = {}
+        return found
 
     def keep(self, key: Any, way: T) -> T:
         """Keep how the equations run on parts laid out like this."""

@@ -29,7 +29,7 @@ from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import while_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.partition.accumulating import added_up, addends
-from spmd.partition.kinds import Groups, Kind, kind_of
+from spmd.partition.kinds import Groups, Kind, Offer, Offers, kind_of
 from spmd.partition.rules import CHANGES_RANK, CONTRACTS, LEVELS, RENAMES
 from spmd.partition.strategies.rolling import rolls_of
 from spmd.sharding.abstract_mesh import AxisType
@@ -74,6 +74,7 @@ class Cell:
         "by",
         "closed",
         "edge",
+        "is_split",
         "links",
         "shape",
         "sum",
@@ -87,6 +88,7 @@ class Cell:
         self.axes: Split = _NO_AXES[ndim]
         self.closed: tuple[bool, ...] = _OPEN[ndim]
         self.by: tuple[str, ...] = _BY_NOBODY[ndim]  # who decided, in words
+        self.is_split = False  # whether any axes were given to it
         self.links: list[Link] = []
         # Whether the value, or one of its shape that is computed from it, leaves the program.
         self.edge = False
@@ -111,6 +113,8 @@ class Cell:
 
     def put(self, d: int, axes: Axes, by: str) -> None:
         """Say which axes split a dim, whatever was said before."""
+        if axes:
+            self.is_split = True
         self.axes = _with(self.axes, d, axes)
         self.by = _with(self.by, d, by)
         for link in self.links:
@@ -192,43 +196,63 @@ def even(cell: Cell, sizes: Mapping[Any, int]) -> Cell:
 class Link:
     """Cells whose dims with equal labels should be split alike: `groups` are these dims.
 
-    A link `is_behind` if one of its cells has got axes that others may have to get.
+    A link `is_behind` if one of its cells has got axes that others may have to get. What links of
+    one kind offer depends on the layouts of their cells: `known` keeps it, for the sizes at hand.
     """
 
-    __slots__ = ("cells", "groups", "is_behind", "level", "queued")
+    __slots__ = ("cells", "groups", "is_behind", "known", "level", "queued")
 
-    def __init__(self, cells: Sequence[Cell], groups: Groups, level: int):
+    def __init__(
+        self, cells: Sequence[Cell], groups: Groups, level: int, known: Offers | None = None
+    ):
         self.cells = cells
         self.groups = groups
         self.level = level
+        self.known = known
         self.queued = False
         self.is_behind = False
         for cell in cells:
             cell.links.append(self)
-            if any(cell.axes):
+            if cell.is_split:
                 self.is_behind = True
 
     def spread(self, sizes: Mapping[Any, int]) -> Sequence[Cell]:
         """Offer the axes of each label to all dims that have it; the cells that changed."""
-        cells = self.cells
         if not self.is_behind:
             return ()
-        changed = []
+        cells, known = self.cells, self.known
+        if known is None:
+            return [cells[k] for k, _, _, _ in self._offers(sizes)]
+        key = tuple([(cell.axes, cell.closed, cell.barred) for cell in cells])
+        offers = known.get(key)
+        if offers is None:
+            offers = self._offers(sizes)
+            # Cells that are there twice are not two cells that are laid out alike.
+            if len(set(cells)) == len(cells):
+                known[key] = offers
+            return [cells[k] for k, _, _, _ in offers]
+        for k, d, axes, (n, m) in offers:
+            cells[k].put(d, axes, cells[n].by[m])
+        self.is_behind = False
+        return [cells[k] for k, _, _, _ in offers]
+
+    def _offers(self, sizes: Mapping[Any, int]) -> list[Offer]:
+        """Make all offers; those that were taken."""
+        cells, taken = self.cells, []
         for group in self.groups:
             axes = _agreed(cells, group)
-            if axes:
-                by = ""
-                for k, d in group:
-                    cell = cells[k]
-                    if not cell.closed[d] and len(cell.axes[d]) < len(axes):
-                        by = by or next(
-                            cells[n].by[m] for n, m in group if cells[n].axes[m] == axes
-                        )
-                        if cell.offer(d, axes, sizes, by):
-                            changed.append(cell)
+            if not axes:
+                continue
+            first: tuple[int, int] | None = None
+            for k, d in group:
+                cell = cells[k]
+                if not cell.closed[d] and len(cell.axes[d]) < len(axes):
+                    first = first or next(at for at in group if cells[at[0]].axes[at[1]] == axes)
+                    if cell.offer(d, axes, sizes, cells[first[0]].by[first[1]]):
+                        taken.append((k, d, axes, first))
         # There is more to do at once only if a cell has dims of two labels.
-        self.is_behind = bool(changed) and len(set(cells)) < len(cells)
-        return changed
+        self.is_behind = bool(taken) and len(set(cells)) < len(cells)
+        return taken
 
 
 def _agreed(cells: Sequence[Cell], group: Sequence[tuple[int, int]]) -> Axes:
@@ -350,7 +374,7 @@ def _uses(jaxpr: Jaxpr) -> dict[Var, int]:
     found: dict[Var, int] = {}
     for atoms in (*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars):
         for atom in atoms:
-            if isinstance(atom, Var):
+            if type(atom) is Var:
                 found[atom] = found.get(atom, 0) + 1
     return found
 
@@ -366,6 +390,7 @@ class Plan:
         # Whether parts of the program's results may have different sizes.
         self.uneven = uneven
         self.sizes: Mapping[Any, int] = mesh.shape  # inside of partly manual maps, of fewer axes
+        self.grid = tuple(mesh.shape.items())
         self.links: list[Link] = []
         self.scopes: list[Scope] = []  # those around before those inside
         # The constants that are arrays over the mesh, with their cells: operands of the program.
@@ -413,7 +438,7 @@ class Plan:
             given.append(cell)
         kind = scope.kinds[k] = kind_of(eqn)
         if kind.rule is not None:
-            self.links.append(Link(given, kind.groups, kind.level))
+            self.links.append(Link(given, kind.groups, kind.level, kind.offers_over(self.grid)))
 
     def _new(self, scope: Scope, eqn: Eqn) -> list[Cell]:
         made = [Cell(v.aval) for v in eqn.outvars]
