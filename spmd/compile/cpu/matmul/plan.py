@@ -61,7 +61,7 @@ from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Map, Store
 from spmd.compile.kernel.matmul import Operand, Product, argument_maps, block_epilogue, plain_store
 from spmd.compile.kernel.packing import Packing
-from spmd.compile.native.llvm.compiler import Host, available_cores, compile_texts, host
+from spmd.compile.native.llvm.compiler import Host, available_cores, host
 from spmd.compile.native.llvm.vector_emitter import Target
 from spmd.compile.native.llvm.vectors import NBYTES, Vectors, vectors
 from spmd.compile.native.program.steps import KernelStep, Slot
@@ -131,18 +131,6 @@ class Plan:
     units: int
     cost_ns: float
     scratch: int
-
-
-def matmul_step(product: Product, slots: Sequence[Slot]) -> KernelStep:
-    """The step of one product, compiled; for many `plan_product` lets them compile together.
-
-    The slots are the addresses of the elements [0, 0] of A and B (with negative strides not the
-    lowest) and of the epilogue's arguments. Its results must not overlap A or B.
-    """
-    plan = plan_product(product)
-    addresses = compile_texts(plan.texts, optimize=True)
-    addresses = addresses | compile_texts([r.text for r in plan.epilogues])
-    return product_step(plan, addresses, slots, "dot")
 
 
 def product_step(

@@ -221,6 +221,11 @@ def _wanted_workers() -> int:
     return min(threads - 1, MOST_WORKERS)
 
 
+def num_threads() -> int:
+    """The threads that may compute together, the calling one included."""
+    return ctypes.c_int64.from_buffer(pool_calls().words, WORKERS).value + 1
+
+
 def _follow_setting() -> None:
     """Have as many workers as the settings say, from the next job on."""
     workers = _wanted_workers()

@@ -35,8 +35,7 @@ from spmd.compile.native.program.steps import (
     Step,
     View,
 )
-from spmd.compile.native.runtime.load import load_parts, raise_signal, runtime
-from spmd.compile.native.runtime.thread_pool import num_threads
+from spmd.compile.native.runtime.load import load_parts, num_threads, raise_signal, runtime
 from spmd.transport.flight_recorder import FLIGHT
 from spmd.transport.progress_thread import PROGRESS
 

@@ -18,6 +18,7 @@ from tests.compile.cpu.matmul.test_plan import (
     DTYPES,
     LAYOUTS,
     assert_product,
+    matmul_step,
     matrix,
     operand,
     product_of,
@@ -115,7 +116,7 @@ def test_packing_changes_no_bit():
         a, b = matrix(rng, (m, k), "f4", "rows"), matrix(rng, (k, n), "f4", "columns")
         plain, packed = np.zeros((m, n), np.float32), np.zeros((m, n), np.float32)
         p = product_of(a, b, plain)
-        run((matmul_plan.matmul_step(p, (Slot(0), Slot(1), Slot(2))),), [a, b, plain])
+        run((matmul_step(p, (Slot(0), Slot(1), Slot(2))),), [a, b, plain])
         assert packed_product(a, b, packed)
         np.testing.assert_array_equal(plain, packed)
 

@@ -1,5 +1,6 @@
 """Matrix products against NumPy: shapes, strides, batches, dtypes, threads, processors."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import ml_dtypes
@@ -8,7 +9,7 @@ import pytest
 
 from spmd.base.config import config
 from spmd.compile.cpu.matmul import plan as matmul_plan
-from spmd.compile.cpu.matmul.plan import matmul_step, orient, plan_product
+from spmd.compile.cpu.matmul.plan import orient, plan_product, product_step
 from spmd.compile.cpu.matmul.tile_asm import can_assemble
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import kernel_dtype
@@ -20,9 +21,9 @@ from spmd.compile.kernel.matmul import (
     product_dtype,
     store_epilogue,
 )
-from spmd.compile.native.llvm.compiler import Host, loader
+from spmd.compile.native.llvm.compiler import Host, compile_texts, loader
 from spmd.compile.native.llvm.modules import CONTROL, is_control, symbols_of
-from spmd.compile.native.program.steps import Program, Slot
+from spmd.compile.native.program.steps import KernelStep, Program, Slot
 from spmd.compile.native.runtime.run import build_program
 from tests.compile.kernel.interpret_products import interpret_product
 from tests.compile.native.programs import address
@@ -74,6 +75,18 @@ def product_of(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Product:
     strides = [s // c.itemsize for s in c.strides]
     epilogue = store_epilogue(batch, m, n, carried, kernel_dtype(c.dtype), strides)
     return Product(m, n, a.shape[-1], operand(a), operand(b), carried, epilogue, tuple(batch))
+
+
+def matmul_step(product: Product, slots: Sequence[Slot]) -> KernelStep:
+    """The step of one product, compiled.
+
+    The slots are the addresses of the elements [0, 0] of A and B (with negative strides not the
+    lowest) and of the epilogue's arguments. Its results must not overlap A or B.
+    """
+    plan = plan_product(product)
+    addresses = compile_texts(plan.texts, optimize=True)
+    addresses = addresses | compile_texts([r.text for r in plan.epilogues])
+    return product_step(plan, addresses, slots, "dot")
 
 
 def multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:

@@ -19,7 +19,7 @@ import ctypes, os, subprocess, sys, time
 import numpy as np
 from spmd.compile.native.llvm.compiler import compile_texts
 from spmd.compile.native.runtime.load import pool_calls
-from spmd.compile.native.runtime.thread_pool import parallel_for
+from tests.compile.native.runtime.ir.parallel_for import parallel_for
 from spmd.compile.native.llvm.function_builder import Function
 from spmd.compile.native.runtime.pool_layout import CONTENDED, LINE_BYTES, LINES
 from spmd.compile.native.runtime.ir.thread_affinity import core

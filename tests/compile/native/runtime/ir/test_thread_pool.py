@@ -15,8 +15,8 @@ from spmd.base.config import config
 from spmd.base.errors import ArgumentError
 from spmd.compile.native.llvm.compiler import compile_texts
 from spmd.compile.native.llvm.function_builder import Function
-from spmd.compile.native.runtime.thread_pool import (
-    num_threads,
+from spmd.compile.native.runtime.load import num_threads
+from tests.compile.native.runtime.ir.parallel_for import (
     parallel_for,
     parked_workers,
     running_workers,
@@ -243,8 +243,8 @@ def test_a_forked_child_makes_its_own_pool():
 def test_a_process_with_parked_workers_ends_quietly():
     program = (
         "import numpy as np\n"
-        "from tests.compile.native.runtime.test_thread_pool import count_kernel, address\n"
-        "from spmd.compile.native.runtime.thread_pool import parallel_for, running_workers\n"
+        "from tests.compile.native.runtime.ir.test_thread_pool import count_kernel, address\n"
+        "from tests.compile.native.runtime.ir.parallel_for import parallel_for, running_workers\n"
         "a, b = np.zeros(8, np.int64), np.zeros(1, np.int64)\n"
         "parallel_for(count_kernel(), [address(a), address(b)], [], 8, 1)\n"
         "print(running_workers(), a.sum())\n"

@@ -1,8 +1,6 @@
-"""The worker pool as Python sees it: one kernel call spread over the threads of the process.
+"""One kernel call spread over the worker pool, and what the pool's words say of its workers.
 
-Programs reach the pool natively; this function serves single kernels and tests. The pool itself is
-native code (`ir/thread_pool.py`): there is one per process, made at the first job that is worth it,
-with as many threads as `config.num_threads` says, or as the process may use cores.
+Programs reach the pool natively (`ir/thread_pool.py`); tests call single kernels on it.
 """
 
 from __future__ import annotations
@@ -10,13 +8,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from spmd.compile.native.runtime.load import pool_calls
-from spmd.compile.native.runtime.pool_layout import SLEEPERS, STARTED, WORKERS
-
-
-def num_threads() -> int:
-    """The threads that may compute together, the calling one included."""
-    return _word(WORKERS) + 1
+from spmd.compile.native.runtime.load import num_threads, pool_calls
+from spmd.compile.native.runtime.pool_layout import SLEEPERS, STARTED
 
 
 def running_workers() -> int:
