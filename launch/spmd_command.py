@@ -76,7 +76,10 @@ def main(argv: list[str] | None = None) -> int:
         return run_prepare(rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return with_output(lambda: options.run(options))
+    try:
+        return with_output(lambda: options.run(options))
+    except TraceError as error:
+        return _fail(str(error))
 
 
 def run_flight(options: argparse.Namespace) -> int:
@@ -139,10 +142,7 @@ def _rows(flight: Flight, count: int) -> Iterator[dict]:
 
 def run_stats(options: argparse.Namespace) -> int:
     """`spmd stats`: tables, JSON, or a page."""
-    try:
-        timeline = load(options.folder)
-    except TraceError as error:
-        return _fail(str(error))
+    timeline = load(options.folder)
     stats = collect(timeline)
     if options.html:
         Path(options.html).write_text(page(timeline, stats), encoding="utf-8")
@@ -156,10 +156,7 @@ def run_stats(options: argparse.Namespace) -> int:
 
 def run_trace(options: argparse.Namespace) -> int:
     """`spmd trace`: the merged file."""
-    try:
-        timeline = load(options.folder)
-    except TraceError as error:
-        return _fail(str(error))
+    timeline = load(options.folder)
     path = options.output or Path(options.folder, MERGED)
     write_trace(timeline, path)
     if not options.quiet:

@@ -138,64 +138,34 @@ class Stats:
 def collective_rows(stats: Stats, most: int) -> list[tuple[str, ...]]:
     """The table of collectives, with its head."""
     head = ("collective", "of", "calls", "bytes", "waited", "worst", "moved", "GB/s", "hidden")
-    return [
-        head,
-        *(
-            (
-                c.name,
-                c.operand,
-                str(c.calls),
-                amount(c.nbytes),
-                duration(c.waited),
-                duration(c.worst),
-                duration(c.moved),
-                f"{c.nbytes / c.moved / 1e9:.3g}" if c.moved else "",
-                "" if c.hidden is None else f"{c.hidden:.0%}",
-            )
-            for c in stats.collectives[:most]
-        ),
-    ]
+    rows: list[tuple[str, ...]] = [head]
+    for c in stats.collectives[:most]:
+        times = map(duration, (c.waited, c.worst, c.moved))
+        rate = f"{c.nbytes / c.moved / 1e9:.3g}" if c.moved else ""
+        hidden = "" if c.hidden is None else f"{c.hidden:.0%}"
+        rows.append((c.name, c.operand, str(c.calls), amount(c.nbytes), *times, rate, hidden))
+    return rows
 
 
 def late_rows(stats: Stats, most: int) -> list[tuple[str, ...]]:
     """The table of stragglers, with its head."""
     head = ("rank", "collective", "late", "on average", "worst", "cost others", "instead it was")
-    return [
-        head,
-        *(
-            (
-                str(late.rank),
-                late.name,
-                f"{late.times} of {late.of}",
-                duration(late.late / late.times),
-                duration(late.worst),
-                duration(late.cost),
-                late.reason,
-            )
-            for late in stats.late[:most]
-        ),
-    ]
+    rows: list[tuple[str, ...]] = [head]
+    for late in stats.late[:most]:
+        times = (late.late / late.times, late.worst, late.cost)
+        often = f"{late.times} of {late.of}"
+        rows.append((str(late.rank), late.name, often, *map(duration, times), late.reason))
+    return rows
 
 
 def rank_rows(stats: Stats) -> list[tuple[str, ...]]:
     """The table of ranks, with its head."""
     head = ("rank", "host", "time", "programs", "collectives", "waiting", "compiling", "host code")
-    return [
-        head,
-        *(
-            (
-                str(r.rank),
-                r.host,
-                duration(r.seconds),
-                duration(r.programs),
-                duration(r.moving),
-                duration(r.waiting),
-                duration(r.compiling),
-                duration(r.rest),
-            )
-            for r in stats.ranks
-        ),
-    ]
+    rows: list[tuple[str, ...]] = [head]
+    for r in stats.ranks:
+        times = (r.seconds, r.programs, r.moving, r.waiting, r.compiling, r.rest)
+        rows.append((str(r.rank), r.host, *map(duration, times)))
+    return rows
 
 
 def collect(timeline: Timeline) -> Stats:
