@@ -326,8 +326,7 @@ class Compiled(Stage):
     @property
     def input_shardings(self) -> tuple[Any, dict[str, Any]]:
         """The shardings of positional arguments and of those by name, in their structure."""
-        args, kwargs = self.in_tree.unflatten(self._input_shardings)
-        return args, kwargs
+        return self.in_tree.unflatten(self._input_shardings)
 
     @property
     def _input_shardings(self) -> list[Any]:
@@ -348,10 +347,8 @@ class Compiled(Stage):
     @property
     def input_formats(self) -> tuple[Any, dict[str, Any]]:
         """How positional arguments and those by name lie in memory, and their shardings."""
-        args, kwargs = self.in_tree.unflatten(
-            _formats(self.traced.jaxpr.in_avals, self._input_shardings)
-        )
-        return args, kwargs
+        found = _formats(self.traced.jaxpr.in_avals, self._input_shardings)
+        return self.in_tree.unflatten(found)
 
     @property
     def output_formats(self) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 from spmd.base.device import Device
 from spmd.base.record import record
 from spmd.collectives.exchange import exchange
-from spmd.collectives.rectangles import Copies, Rectangle, copies_between
+from spmd.collectives.rectangles import Copies, copies_between
 from spmd.compile.executable.mesh_program import MeshProgram
+from spmd.compile.executable.redistribute import rectangles
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import Atom, ClosedJaxpr, Jaxpr, Var
 from spmd.core.rewrite import close, eval_closed
@@ -126,18 +127,11 @@ def _stack_of(aval: ShapedArray, sharding: NamedSharding) -> ShapedArray:
     return aval.strip_sharding().update(shape=(first * sharding.mesh.size, *rest))
 
 
-def _rectangles(sharding: NamedSharding, shape: Sequence[int], mesh: Mesh) -> list[Rectangle]:
-    """The rectangle that each device of a mesh holds, in the order of the mesh."""
-    found = sharding.devices_indices_map(tuple(shape))
-    return [
-        tuple(s.indices(size)[:2] for s, size in zip(found[d], shape, strict=True))
-        for d in mesh.flat_devices()
-    ]
-
-
 def _copies(now: NamedSharding, then: NamedSharding, shape: Sequence[int], mesh: Mesh) -> Copies:
-    have, want = _rectangles(now, shape, mesh), _rectangles(then, shape, mesh)
-    return copies_between(have, want, [d.process_index for d in mesh.flat_devices()])
+    devices = mesh.flat_devices()
+    have, want = rectangles(now, shape), rectangles(then, shape)
+    places = [d.process_index for d in devices]
+    return copies_between([have[d] for d in devices], [want[d] for d in devices], places)
 
 
 def _over(mesh: Mesh, sharding: NamedSharding, shape: Sequence[int]) -> NamedSharding:

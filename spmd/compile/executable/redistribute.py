@@ -65,7 +65,7 @@ class _Plan:
     """A change of layout of arrays of one shape: the copies, and a program of them."""
 
     def __init__(self, shape: tuple[int, ...], now: Sharding, sharding: Sharding):
-        have, want = _rectangles(now, shape), _rectangles(sharding, shape)
+        have, want = rectangles(now, shape), rectangles(sharding, shape)
         self.devices = list(have)
         wanted = [want[d] for d in self.devices]
         places = [d.process_index for d in self.devices]
@@ -89,7 +89,7 @@ class _Plan:
 _plan = functools.lru_cache(maxsize=256)(_Plan)
 
 
-def _rectangles(sharding: Sharding, shape: Sequence[int]) -> dict[Device, Rectangle]:
+def rectangles(sharding: Sharding, shape: Sequence[int]) -> dict[Device, Rectangle]:
     """The part of an array that each device holds."""
     found = sharding.devices_indices_map(tuple(shape))
     return {

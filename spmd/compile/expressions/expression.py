@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from spmd.base import dtypes
 from spmd.base.record import record
 from spmd.compile.expressions.index_map import (
     MOVES,
@@ -45,7 +44,6 @@ REDUCTIONS = {
     "argmax": "argmax",
     "argmin": "argmin",
 }
-SCANS = {"cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min"}
 
 EXPENSIVE_COST = 16
 GATHER_COST = 4
@@ -85,7 +83,7 @@ def _own_cost(kind: str, data: Any) -> int:
         return EXPENSIVE_COST if data[0] in EXPENSIVE else 1
     if kind == "load":
         return GATHER_COST if data.gathered else 1
-    return 0 if kind == "const" else 2 * EXPENSIVE_COST if kind == "scan" else 1
+    return 0 if kind == "const" else 1
 
 
 @record
@@ -224,8 +222,6 @@ class Expressions:
             return self._elementwise(eqn, index, guard)
         if name in REDUCTIONS:
             return self._reduction(eqn, index, guard)
-        if name in SCANS:
-            return self._scan(eqn, index, guard)
         maker = getattr(self, f"_{name}", None)
         if maker is None:
             raise NoKernelError(f"no expression for {name}")
@@ -258,11 +254,6 @@ class Expressions:
         operand = yield eqn.invars[0], tuple(inside), _of_whole_rows(guard)
         out = need_dtype(eqn.outvars[0].aval.dtype)
         return Node("reduce", out, (operand,), REDUCTIONS[eqn.prim.name], row=False)
-
-    def _scan(self, eqn: Eqn, index: Index, guard: Node | None) -> Rule:
-        operand = yield eqn.invars[0], index, guard
-        data = (SCANS[eqn.prim.name], bool(eqn.params.get("reverse", False)))
-        return Node("scan", operand.dtype, (operand,), data, row=True)
 
     def _iota(self, eqn: Eqn, index: Index, guard: Node | None) -> Rule:
         yield from ()  # reads nothing
@@ -375,8 +366,6 @@ class Expressions:
         if fits is None:
             return self.load(operand, address, gathered, guard)
         dtype = need_dtype(operand.aval.dtype)
-        if dtypes.is_key(operand.aval.dtype):
-            raise NoKernelError("a filling gather of keys")
         fill = self.const(eqn.params["fill_value"], dtype)
         return self.load(operand, address, gathered, self.both(guard, fits), fill)
 

@@ -103,8 +103,6 @@ class NodeWriter:
                 return b.op(node.data, *operands)
             case "load":
                 return self.write_load(node, operands)
-            case "scan":
-                return b.scan(node.data[0], operands[0], node.data[1])
         raise AssertionError(node.kind)
 
     def written(

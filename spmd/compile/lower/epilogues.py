@@ -7,7 +7,7 @@ The pass `fuse_epilogues` makes one `product` equation of a `dot_general` or a c
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 from spmd.compile.expressions.group_kernel import group_name
@@ -15,7 +15,7 @@ from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Result, attach
 from spmd.compile.lower.in_place import group_kernel
 from spmd.compile.lower.kernels import fused
-from spmd.compile.lower.lowering import RULES, Lowering, rule
+from spmd.compile.lower.lowering import RULES, Lowering, declares, rule
 from spmd.compile.lower.steps import Ref
 from spmd.core.ir import ClosedJaxpr, Eqn, Var
 
@@ -25,14 +25,8 @@ Way: TypeAlias = Callable[["Follower"], bool]
 WITH_EPILOGUE: dict[str, Way] = {}
 
 
-def with_epilogue(name: str) -> Callable[[Way], Way]:
-    """Declare how the primitive of a name and its follower become one step."""
-
-    def declare(function: Way) -> Way:
-        WITH_EPILOGUE[name] = function
-        return function
-
-    return declare
+# `@with_epilogue("dot_general")`: how the primitive of a name and its follower become one step.
+with_epilogue = partial(declares, WITH_EPILOGUE)
 
 
 @rule("product")

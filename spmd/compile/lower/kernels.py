@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spmd.base import dtypes
-from spmd.compile.expressions.expression import SCANS, Expressions, Node, need_dtype, windows_at
+from spmd.compile.expressions.expression import Expressions, Node, need_dtype, windows_at
 from spmd.compile.expressions.group_kernel import Layout, NodeWriter, Space, group_name
 from spmd.compile.expressions.index_map import ZERO, Affine, dim, linear, strides_of
-from spmd.compile.expressions.scalar_ops import NoKernelError
+from spmd.compile.expressions.scalar_ops import storage_dtype
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Kernel
@@ -95,15 +95,15 @@ _pieces: dict[Kernel, tuple[Piece, ...]] = {}
 # ---- running sums ------------------------------------------------------------------------------
 
 
-@rule(*SCANS)
+_SCANS = {"cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min"}
+
+
+@rule(*_SCANS)
 def cumulative(lowering: Lowering, eqn: Eqn) -> None:
     """A running combination along one dim: the rows of its kernel."""
     (operand,), (out,) = eqn.invars, eqn.outvars
-    op = SCANS[eqn.prim.name]
-    try:
-        dtype = need_dtype(out.aval.dtype)
-    except NoKernelError:
-        dtype = "bool"
+    op = _SCANS[eqn.prim.name]
+    dtype = storage_dtype(out.aval.dtype) or "bool"
     by_parts = dtype[0] == "c" and op == "add"
     is_scanned = dtype != "bool" and dtype[0] != "c" and supports(op, (dtype, dtype), dtype)
     if not by_parts and not is_scanned:
@@ -267,11 +267,8 @@ def _number_everywhere(maker: Eqn) -> Literal | None:
 def _has_kernel(eqn: Eqn) -> bool:
     """Whether a scatter of these dtypes is native code."""
     operand, indices, _ = eqn.invars
-    try:
-        dtype = need_dtype(operand.aval.dtype)
-    except NoKernelError:
-        return False
-    if indices.aval.dtype.kind not in "iu" or indices.aval.dtype.str[1:] == "u8":
+    dtype = storage_dtype(operand.aval.dtype)
+    if dtype is None or indices.aval.dtype.kind not in "iu" or indices.aval.dtype.str[1:] == "u8":
         return False
     if _at_one_place(eqn):
         return False
@@ -360,9 +357,6 @@ class _PartWriter:
         """The number of a node's value."""
         return self.nodes.written(node, self.done, self.done.get)
 
-    def kernel(self) -> Kernel:
-        return self.builder.build()
-
     def launch(self, lowering: Lowering) -> None:
         """Bring the operand to the result's place and run the kernel there."""
         operand, out = self.eqn.invars[0], self.eqn.outvars[0]
@@ -376,5 +370,6 @@ class _PartWriter:
                 lowering.copy(target, ref, v.aval.nbytes)
             reads = aside
         lowering.copy(place, source, out.aval.nbytes)
-        step = Launch(self.kernel(), (*reads, place), self.eqn.prim.name, self.eqn.source)
+        kernel = self.builder.build()
+        step = Launch(kernel, (*reads, place), self.eqn.prim.name, self.eqn.source)
         lowering.steps.append(step)

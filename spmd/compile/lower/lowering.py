@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -50,26 +51,23 @@ ALIASES = frozenset(
 )
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Declare how the primitives of these names become steps."""
+T = TypeVar("T")
 
-    def declare(function: Rule) -> Rule:
-        for name in names:
-            RULES[name] = function
+
+def declares(table: dict[str, T], *names: str) -> Callable[[T], T]:
+    """A decorator: puts a function into a table, under some names of primitives."""
+
+    def declare(function: T) -> T:
+        table.update(dict.fromkeys(names, function))
         return function
 
     return declare
 
 
-def aims(*names: str) -> Callable[[Aim], Aim]:
-    """Declare the wishes of some primitives' equations for the places of their operands."""
-
-    def declare(function: Aim) -> Aim:
-        for name in names:
-            AIMS[name] = function
-        return function
-
-    return declare
+# `@rule("add")`: how the primitives of these names become steps.
+rule = partial(declares, RULES)
+# `@aims("concatenate")`: the wishes of their equations for the places of their operands.
+aims = partial(declares, AIMS)
 
 
 def lower(closed: ClosedJaxpr, topology: Any = None, watch: Watch | None = None) -> Schedule:

@@ -162,17 +162,15 @@ def reduce_window(lowering: Lowering, eqn: Eqn) -> None:
     for space, combinations in _by_space(windows, out.aval.shape).items():
         few = [c for c in combinations if math.prod(p.taps for p in c) <= _UNROLLED]
         many = [c for c in combinations if c not in few]
-        for unrolled, group in ((True, [few] if few else []), (False, [[c] for c in many])):
-            for chosen in group:
-                write = _written_out if unrolled else _reduced
-                kernel = write(space, chosen, eqn, combine, identity(operand.aval.dtype))
-                launch(lowering, Launch(kernel, refs, eqn.prim.name, eqn.source))
+        ways = [(_written_out, few)] if few else []
+        for write, chosen in (*ways, *((_reduced, c) for c in many)):
+            kernel = write(space, chosen, eqn, combine, identity(operand.aval.dtype))
+            launch(lowering, Launch(kernel, refs, eqn.prim.name, eqn.source))
 
 
 def _written_out(space: Any, chosen: Any, eqn: Eqn, combine: str, identity: Any) -> Any:
     operand, out = eqn.invars[0].aval, eqn.outvars[0].aval
-    dtype = storage_dtype(operand.dtype)
-    assert dtype is not None
+    dtype = need(operand)
     b = Builder(space, ())
     source, target = b.arg(dtype, operand.size), b.arg(dtype, out.size, "out")
     with b.row():
@@ -187,12 +185,10 @@ def _written_out(space: Any, chosen: Any, eqn: Eqn, combine: str, identity: Any)
     return b.build()
 
 
-def _reduced(space: Any, chosen: Any, eqn: Eqn, combine: str, identity: Any) -> Any:
+def _reduced(space: Any, parts: Any, eqn: Eqn, combine: str, identity: Any) -> Any:
     """Many taps: the inner dims of the kernel."""
-    (parts,) = chosen
     operand, out = eqn.invars[0].aval, eqn.outvars[0].aval
-    dtype = storage_dtype(operand.dtype)
-    assert dtype is not None
+    dtype = need(operand)
     inner = [d for d, p in enumerate(parts) if p.taps > 1]
     strides = strides_of(operand.shape)
     b = Builder(space, [parts[d].taps for d in inner])

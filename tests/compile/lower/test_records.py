@@ -10,7 +10,7 @@ from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.collectives import exchange  # noqa: F401  a primitive that few programs use
 from spmd.compile.executable.executable import compile_jaxpr
-from spmd.compile.expressions.expression import REDUCTIONS, SCANS
+from spmd.compile.expressions.expression import REDUCTIONS
 from spmd.compile.expressions.index_map import MOVES
 from spmd.compile.expressions.scalar_ops import ENTRIES
 from spmd.compile.lower.lowering import ALIASES, RULES
@@ -85,6 +85,6 @@ def test_float32_runs_natively(record):
 
 def test_tables_name_primitives():
     names = {p.name for p in all_primitives()}
-    tables = (ENTRIES, MOVES, REDUCTIONS, SCANS, RULES, ALIASES)
+    tables = (ENTRIES, MOVES, REDUCTIONS, RULES, ALIASES)
     unknown = {name for table in tables for name in table} - names
     assert not unknown, f"lowerings of unknown primitives: {sorted(unknown)}"

@@ -11,6 +11,11 @@ from collections.abc import Callable, Sequence
 from spmd.compile.native.llvm.vector_emitter import Emitter
 
 
+def _binary(opcode: str) -> Callable[[Floats, str, str], str]:
+    """The operation of an LLVM instruction."""
+    return lambda m, x, y: m.emitter.binary(opcode, m.element, x, y)
+
+
 class Floats:
     """Lane-wise operations on `float` or `double` operands of one emitter.
 
@@ -40,29 +45,15 @@ class Floats:
 
     # ---- arithmetic ----
 
-    def add(self, x: str, y: str) -> str:
-        return self.emitter.binary("fadd contract", self.element, x, y)
+    add = _binary("fadd contract")
+    sub = _binary("fsub contract")
+    mul = _binary("fmul contract")
+    div = _binary("fdiv")
 
-    def sub(self, x: str, y: str) -> str:
-        return self.emitter.binary("fsub contract", self.element, x, y)
-
-    def mul(self, x: str, y: str) -> str:
-        return self.emitter.binary("fmul contract", self.element, x, y)
-
-    def exact_mul(self, x: str, y: str) -> str:
-        """Multiply and round: never part of an FMA."""
-        return self.emitter.binary("fmul", self.element, x, y)
-
-    def exact_add(self, x: str, y: str) -> str:
-        """Add and round: never part of an FMA."""
-        return self.emitter.binary("fadd", self.element, x, y)
-
-    def exact_sub(self, x: str, y: str) -> str:
-        """Subtract and round: never part of an FMA."""
-        return self.emitter.binary("fsub", self.element, x, y)
-
-    def div(self, x: str, y: str) -> str:
-        return self.emitter.binary("fdiv", self.element, x, y)
+    # Rounded: never part of an FMA.
+    exact_add = _binary("fadd")
+    exact_sub = _binary("fsub")
+    exact_mul = _binary("fmul")
 
     def fma(self, x: str, y: str, z: str) -> str:
         """x * y + z, in one rounding where the machine has FMA, else in two."""

@@ -33,6 +33,33 @@ STREAM_METADATA = "!900 = !{i32 1}"
 _FLOATS = ("half", "bfloat", "float", "double")
 
 
+def _arithmetic(
+    integer: str, floating: str = "", swap: bool = False
+) -> Callable[[Value, Operand], Value]:
+    """An operator: the LLVM instructions for integers and for floats."""
+
+    def apply(self: Value, other: Operand) -> Value:
+        left, right = self, self.function.value(self.type, other)
+        if swap:
+            left, right = right, left
+        operation = floating if is_float(self.type) else integer
+        return self.function.emit(self.type, f"{operation} {self.type} {left.text}, {right.text}")
+
+    return apply
+
+
+def _comparison(integer: str, floating: str) -> Callable[[Value, Operand], Value]:
+    """A comparison: LLVM's predicates of integers and of floats."""
+
+    def apply(self: Value, other: Operand) -> Value:
+        right = self.function.value(self.type, other)
+        kind = f"fcmp {floating}" if is_float(self.type) else f"icmp {integer}"
+        result = "i1" if "<" not in self.type else self.type.split(" x ")[0] + " x i1>"
+        return self.function.emit(result, f"{kind} {self.type} {self.text}, {right.text}")
+
+    return apply
+
+
 class Value:
     """A typed operand: a register or a constant, with the operators of its type."""
 
@@ -43,78 +70,25 @@ class Value:
         self.type = type
         self.text = text
 
-    def _binary(self, integer: str, floating: str, other: Operand, swap: bool = False) -> Value:
-        f = self.function
-        left, right = self, f.value(self.type, other)
-        if swap:
-            left, right = right, left
-        operation = floating if is_float(self.type) else integer
-        return f.emit(self.type, f"{operation} {self.type} {left.text}, {right.text}")
+    __add__ = __radd__ = _arithmetic("add", "fadd")
+    __sub__ = _arithmetic("sub", "fsub")
+    __rsub__ = _arithmetic("sub", "fsub", swap=True)
+    __mul__ = __rmul__ = _arithmetic("mul", "fmul")
+    __floordiv__ = _arithmetic("sdiv", "fdiv")  # truncates toward zero
+    __mod__ = _arithmetic("srem", "frem")
+    __and__ = _arithmetic("and")
+    __or__ = _arithmetic("or")
+    __xor__ = _arithmetic("xor")
+    __lshift__ = _arithmetic("shl")
+    __rshift__ = _arithmetic("ashr")  # keeps the sign
 
-    def _compare(self, integer: str, floating: str, other: Operand) -> Value:
-        f = self.function
-        right = f.value(self.type, other)
-        kind = f"fcmp {floating}" if is_float(self.type) else f"icmp {integer}"
-        result = "i1" if "<" not in self.type else self.type.split(" x ")[0] + " x i1>"
-        return f.emit(result, f"{kind} {self.type} {self.text}, {right.text}")
-
-    def __add__(self, other: Operand) -> Value:
-        return self._binary("add", "fadd", other)
-
-    def __sub__(self, other: Operand) -> Value:
-        return self._binary("sub", "fsub", other)
-
-    def __rsub__(self, other: Operand) -> Value:
-        return self._binary("sub", "fsub", other, swap=True)
-
-    def __mul__(self, other: Operand) -> Value:
-        return self._binary("mul", "fmul", other)
-
-    def __floordiv__(self, other: Operand) -> Value:
-        """Division that truncates toward zero."""
-        return self._binary("sdiv", "fdiv", other)
-
-    def __mod__(self, other: Operand) -> Value:
-        return self._binary("srem", "frem", other)
-
-    def __and__(self, other: Operand) -> Value:
-        return self._binary("and", "and", other)
-
-    def __or__(self, other: Operand) -> Value:
-        return self._binary("or", "or", other)
-
-    def __xor__(self, other: Operand) -> Value:
-        return self._binary("xor", "xor", other)
-
-    def __lshift__(self, other: Operand) -> Value:
-        return self._binary("shl", "shl", other)
-
-    def __rshift__(self, other: Operand) -> Value:
-        """Shift to the right, keeping the sign."""
-        return self._binary("ashr", "ashr", other)
-
-    def __lt__(self, other: Operand) -> Value:
-        return self._compare("slt", "olt", other)
-
-    def __le__(self, other: Operand) -> Value:
-        return self._compare("sle", "ole", other)
-
-    def __gt__(self, other: Operand) -> Value:
-        return self._compare("sgt", "ogt", other)
-
-    def __ge__(self, other: Operand) -> Value:
-        return self._compare("sge", "oge", other)
-
-    def equals(self, other: Operand) -> Value:
-        """Whether two values are equal (as an i1)."""
-        return self._compare("eq", "oeq", other)
-
-    def differs(self, other: Operand) -> Value:
-        """Whether two values differ (as an i1)."""
-        return self._compare("ne", "une", other)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
+    # All give an i1, or a vector of them.
+    __lt__ = _comparison("slt", "olt")
+    __le__ = _comparison("sle", "ole")
+    __gt__ = _comparison("sgt", "ogt")
+    __ge__ = _comparison("sge", "oge")
+    equals = _comparison("eq", "oeq")
+    differs = _comparison("ne", "une")
 
 
 Operand = Value | int | float
@@ -187,12 +161,15 @@ class Function:
     def emit(self, type: str, instruction: str) -> Value:
         """Append an instruction with a result."""
         register = f"%v{self._fresh()}"
-        self._append(f"{register} = {instruction}")
+        self.do(f"{register} = {instruction}")
         return Value(self, type, register)
 
     def do(self, instruction: str) -> None:
         """Append an instruction without a result."""
-        self._append(instruction)
+        if not self._open:
+            # Code behind a return still needs a block to stand in; LLVM removes it.
+            self.start(self.label())
+        self._body.append(instruction)
 
     def var(self, type: str, initial: Operand | None = None) -> Variable:
         """A new variable, set to `initial` at this point of the code."""
@@ -386,7 +363,7 @@ class Function:
 
     def branch(self, condition: Value, then: str, otherwise: str) -> None:
         """End the block by going to one of two others."""
-        self._append(f"br i1 {condition.text}, label %{then}, label %{otherwise}")
+        self.do(f"br i1 {condition.text}, label %{then}, label %{otherwise}")
         self._open = False
 
     # ---- rendering ---------------------------------------------------------------------------
@@ -400,12 +377,6 @@ class Function:
         params = ", ".join(f"{v.type} {v.text}" for v in self.params)
         head = f"define {self._linkage}{self._returns} @{self.name}({params}) {self._attributes} {{"
         return "\n".join([head, "entry:", *self._entry, *self._body, "}"])
-
-    def _append(self, line: str) -> None:
-        if not self._open:
-            # Code behind a return still needs a block to stand in; LLVM removes it.
-            self.start(self.label())
-        self._body.append(line)
 
     def _fresh(self) -> int:
         self._names += 1
