@@ -78,7 +78,7 @@ def make_jaxpr(
     >>> spmd.make_jaxpr(lambda x: x * 2.0)(1.0)
     { lambda ; a:f32[]. let b:f32[] = mul a 2.0:f32[] in (b,) }
     >>> spmd.make_jaxpr(lambda x: lax.psum(x, "i"), axis_env=[("i", 4)])(1.0)
-    { lambda ; a:f32[]. let b:f32[] = psum[axes=('i',) groups=None] a in (b,) }
+    { lambda ; a:f32[]. let b:f32[] = psum[axes=('i',) axis_index_groups=None] a in (b,) }
     """
     return jaxpr_maker(fun, static_argnums, axis_env, return_shape)
 

@@ -22,6 +22,7 @@ from spmd.collectives.groups import (
     stack_rows,
 )
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.ir import Eqn, Names
 from spmd.core.primitive import Primitive
 from spmd.core.structural import broadcast_leading, move_dim, reshape
 from spmd.core.trace import unchanged
@@ -121,8 +122,22 @@ def _transpose(ct: Any, x: Any, *, axes: Any, groups: Any, dim: int, size: int, 
 # all_gather and reduce_scatter are each other's transpose; the second file puts itself here.
 transposes: dict[str, Primitive] = {}
 
+
+def _text(eqn: Eqn, names: Names) -> tuple[str, dict[str, Any]]:
+    """The name and the parameters that the text of an equation shows, those of JAX."""
+    params = eqn.params
+    return "all_gather", {
+        "all_gather_dimension": params["dim"],
+        "axis_index_groups": params["groups"],
+        "axis_name": params["axes"],
+        "axis_size": params["size"],
+        "tiled": params["tiled"],
+    }
+
+
 all_gather_p = collective(
     "all_gather",
+    text=_text,
     abstract=_abstract,
     transpose=_transpose,
     batch=_batch,

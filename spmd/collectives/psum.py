@@ -28,6 +28,7 @@ from spmd.collectives.groups import (
 )
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import vma_hooks
+from spmd.core.ir import Eqn, Names
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Primitive, Refused, linear
 from spmd.core.structural import broadcast_in_dim
@@ -264,6 +265,17 @@ def _extreme_jvp(prim_of: Callable[[], Primitive]) -> Callable[..., Any]:
     return rule
 
 
+def _text(eqn: Eqn, names: Names) -> tuple[str, dict[str, Any]]:
+    """The name and the parameters that the text of an equation shows, those of JAX.
+
+    A sum of a value that varies over the axes is the same on all devices along them.
+    """
+    name, (axes, groups) = eqn.prim.name, (eqn.params["axes"], eqn.params["groups"])
+    if name == "psum" and groups is None and eqn.invars[0].aval.vma:
+        return "psum_invariant", {"axes": axes}
+    return name, {"axes": axes, "axis_index_groups": groups}
+
+
 def _reduction(name: str, batch: Any, members: Any, jvp: Any, transpose: Any) -> Primitive:
     prim = collective(
         name,
@@ -273,6 +285,7 @@ def _reduction(name: str, batch: Any, members: Any, jvp: Any, transpose: Any) ->
         batch=batch,
         vma=reduced_vma,
         members=members,
+        text=_text,
     )
     batch.prim = prim
     return prim

@@ -11,7 +11,7 @@ from typing import Any
 
 from spmd.base.context import state
 from spmd.base.util import split_list
-from spmd.core.ir import ClosedJaxpr, Literal
+from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Names
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
@@ -139,8 +139,17 @@ def jaxpr_axes(params: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(found)
 
 
+def _jit_text(eqn: Eqn, names: Names) -> tuple[str, dict[str, Any]]:
+    """As in JAX, inputs and outputs of the jaxpr have the names of the operands and results."""
+    closed = eqn.params["jaxpr"]
+    names.share(closed.jaxpr.outvars, eqn.outvars)
+    names.share(closed.jaxpr.invars, eqn.invars)
+    return "jit", {"name": eqn.params["name"], "jaxpr": closed}
+
+
 jit_p = call_primitive(
     "jit",
+    text=_jit_text,
     jvp=_jit_jvp,
     linearize=_jit_linearize,
     transpose=lambda cts, *operands, **params: transpose_call(jit_p, cts, operands, params),

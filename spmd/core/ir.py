@@ -252,13 +252,21 @@ class Names:
 
     def __init__(self) -> None:
         self._names: dict[Var, str] = {}
+        self._given = 0
 
     def __call__(self, var: Atom) -> str:
         if isinstance(var, Literal):
             return repr(var)
         if var not in self._names:
-            self._names[var] = letters(len(self._names))
+            self._names[var] = letters(self._given)
+            self._given += 1
         return self._names[var]
+
+    def share(self, inside: Sequence[Atom], outside: Sequence[Atom]) -> None:
+        """Give variables the names of others, which have the same values."""
+        for inner, outer in zip(inside, outside, strict=True):
+            if isinstance(inner, Var) and isinstance(outer, Var):
+                self._names[inner] = self(outer)
 
     def typed(self, var: Atom) -> str:
         return f"{self(var)}:{var.aval.short()}"
@@ -282,6 +290,8 @@ def _format_param(value: Any, names: Names) -> str:
         return "(\n" + "\n".join(_indent(_format_param(v, names), 2) for v in value) + "\n)"
     if isinstance(value, np.dtype):
         return str(value) if value.names is None else "key<fry>"
+    if isinstance(value, frozenset):  # in one order, whatever the hashes are
+        return f"frozenset({{{', '.join(sorted(map(repr, value)))}}})"
     if callable(value) and hasattr(value, "__name__"):
         return value.__name__
     return str(value)
@@ -293,8 +303,14 @@ def _indent(text: str, by: int) -> str:
 
 def format_eqn(eqn: Eqn, names: Names, used: set[Any] | None = None) -> str:
     """One equation, `b:f32[3] = sin a`."""
-    params = {k: v for k, v in sorted(eqn.params.items()) if not k.startswith("_")}
-    text = eqn.prim.name
+    # As `make_jaxpr` of JAX names variables: results before those of jaxprs inside.
+    outs = " ".join(
+        names.typed(v) if used is None or v in used else f"_:{v.aval.short()}" for v in eqn.outvars
+    )
+    text, params = eqn.prim.name, dict(sorted(eqn.params.items()))
+    if eqn.prim.text is not None:
+        text, params = eqn.prim.text(eqn, names)
+    params = {k: v for k, v in params.items() if not k.startswith("_")}
     if params:
         parts = [f"{k}={_format_param(v, names)}" for k, v in params.items()]
         if sum(map(len, parts)) > 70 or any("\n" in p for p in parts):
@@ -302,9 +318,6 @@ def format_eqn(eqn: Eqn, names: Names, used: set[Any] | None = None) -> str:
         else:
             text += "[" + " ".join(parts) + "]"
     ins = " ".join(names(v) for v in eqn.invars)
-    outs = " ".join(
-        names.typed(v) if used is None or v in used else f"_:{v.aval.short()}" for v in eqn.outvars
-    )
     return f"{outs} = {text} {ins}".rstrip()
 
 

@@ -31,7 +31,8 @@ place; transformations don't look inside),
 ``eager`` (``(*arrays, **params) -> array(s)``: what is done outside any transformation, on our
 arrays; other primitives run their `impl` or a compiled program),
 ``members`` (a collective's meaning: ``(operands, **params) -> results``, one NumPy array for each
-member of a group, in order).
+member of a group, in order),
+``text`` (``(eqn, names) -> (name, params)``: what the text of an equation shows, if not these).
 """
 
 from __future__ import annotations
@@ -185,6 +186,7 @@ class Primitive:
         vma: Callable[..., Any] | str = "union",
         effects: Callable[[dict[str, Any]], frozenset[str]] = no_effects,
         eager: Callable[..., Any] | None = None,
+        text: Callable[[Any, Any], tuple[str, dict[str, Any]]] | None = None,
         listed: bool = True,
     ):
         if listed and name in _registry:
@@ -208,6 +210,7 @@ class Primitive:
         self.vma = vma
         self.effects = effects
         self.eager = eager
+        self.text = text
         # One result of what `abstract` says, and nothing else to ask about.
         self.is_plain = not multiple and vma == "union" and effects is no_effects
         self.is_own = listed and _made_by_our_modules()

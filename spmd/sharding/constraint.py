@@ -25,6 +25,7 @@ from spmd.core.argument_names import check_arrays
 from spmd.core.aval import set_sharding_resolver, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.explicit import hooks
+from spmd.core.ir import Eqn, Names
 from spmd.core.jvp import is_float0, zero_tangent
 from spmd.core.primitive import Linear, Primitive, Zero, dims, linear
 from spmd.core.vmap import to_front
@@ -250,6 +251,22 @@ def _batch(axis: Any, operands: Any, at: Any, *, spec: PartitionSpec, **params: 
     return sharding_constraint_p.bind(x, spec=deeper, **params), d
 
 
+def _text(eqn: Eqn, names: Names) -> tuple[str, dict[str, Any]]:
+    """The name and the parameters that the text of an equation shows, those of JAX."""
+    params = dict(eqn.params)
+    spec, moves = params["spec"], params.pop("moves", False)
+    placed = NamedSharding(params.pop("mesh"), params.pop("spec").update(), memory_kind="device")
+    if moves:
+        return "device_put", {"devices": (placed,), "srcs": (None,), **params}
+    free = frozenset(d for d, entry in enumerate(spec) if entry is PartitionSpec.UNCONSTRAINED)
+    return eqn.prim.name, {
+        "layout": None,
+        "sharding": placed,
+        "unconstrained_dims": free,
+        **params,
+    }
+
+
 # `uneven=True` is there if parts may have different sizes at the edges of a program, too;
 # `moves=True` if the user moves the value, even from other devices.
 sharding_constraint_p = Primitive(
@@ -260,6 +277,7 @@ sharding_constraint_p = Primitive(
     transpose=lambda ct, x, **params: [sharding_constraint_p.bind(ct, **params)],
     batch=_batch,
     dims=lambda x, **params: dims([range(x.ndim)], [range(x.ndim)]),
+    text=_text,
 )
 
 

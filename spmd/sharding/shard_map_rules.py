@@ -23,7 +23,7 @@ from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.call import derived, nonzero, spread
 from spmd.core.explicit import match_sharding, stacked_aval
-from spmd.core.ir import ClosedJaxpr
+from spmd.core.ir import ClosedJaxpr, Eqn, Names
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
@@ -415,6 +415,16 @@ def _outer_axes(params: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(a for a in inner_axes("jaxpr")(params) if a not in own)
 
 
+def _text(eqn: Eqn, names: Names) -> tuple[str, dict[str, Any]]:
+    """The parameters that the text of an equation shows: those of JAX, and what a pmap adds."""
+    params = dict(eqn.params)
+    kind, _ = params.pop("kind"), params.pop("name", None)
+    manual = params.pop("manual", None)
+    axes = params["mesh"].axis_names if manual is None else manual
+    shown = {"check_vma": kind == "manual", "newly_manual_axes": frozenset(axes)}
+    return eqn.prim.name, dict(sorted((params | shown).items()))
+
+
 shard_map_p = Primitive(
     "shard_map",
     abstract=_abstract,
@@ -428,4 +438,5 @@ shard_map_p = Primitive(
     vma="given",
     axes=_outer_axes,
     effects=inner_effects("jaxpr"),
+    text=_text,
 )
