@@ -38,6 +38,8 @@ class Options:
     elastic: int | None = None
     selftest: bool = False
     doctor: bool = False
+    gpu: bool = False
+    share_gpus: bool = False
     links: bool = False
     stdin: int = 0
 
@@ -147,7 +149,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--as-jax", action="store_true", help="a program that imports jax: run it on spmd")
     add("--collapse", action="store_true", help="print a line that all ranks say once: `r0-3 | `")
     add("--no-prefix", dest="prefix", action="store_false", help="print lines without `r2 | `")
-    add("--no-bind", dest="bind", action="store_false", help="do not bind ranks to cores")
+    add("--no-bind", dest="bind", action="store_false", help="bind ranks to no cores and GPUs")
+    add("--share-gpus", action="store_true", help="let ranks share GPUs if there are too few")
     add(
         "--mpirun",
         type=_text,
@@ -157,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-v", "--verbose", action="store_true", help="show the command and what mpirun prints")
     add("--selftest", action="store_true", help="test this machine: correctness, speed")
     add("--doctor", action="store_true", help="say what was detected, and why")
+    add("--gpu", action="store_true", help="with --doctor: what programs on GPUs lack")
     add("--links", action="store_true", help="measure the link between each two ranks")
     return parser
 
@@ -189,6 +193,8 @@ def _check(given: dict, parser: argparse.ArgumentParser) -> None:
     ranks, least = given["ranks"], given.get("elastic")
     if not 0 <= given.get("stdin", 0) < ranks:
         parser.error(f"--stdin {given['stdin']}: the job has ranks 0 to {ranks - 1}")
+    if given.get("gpu") and not given.get("doctor"):
+        parser.error("--gpu: write spmdrun --doctor --gpu")
     if least is not None and not 1 <= least <= ranks:
         parser.error(f"--elastic {least}: the job starts with {ranks} ranks; give 1 to {ranks}")
     if "only_ranks" in given:

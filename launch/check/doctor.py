@@ -17,6 +17,7 @@ from ..options import Options, UsageError
 from ..supervise.find_mpi import Mpi, find_mpi, has_ulfm, on_path, same_family, vendor_of_mpirun
 from ..supervise.mpirun_command import FORMER_JOB, OPEN_MPI
 from ..supervise.rank import by_core, share
+from . import gpus
 
 _OVERSUBSCRIBE = ("--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none")
 _SAY_SIZE = "from mpi4py import MPI; print(f'size={MPI.COMM_WORLD.Get_size()}', flush=True)"
@@ -26,17 +27,17 @@ from spmd.transport.environment import detect
 print(json.dumps(dataclasses.asdict(detect())))
 """
 _INTERESTING = re.compile(
-    r"SPMD|OMP_|OPENBLAS_|MKL_|OMPI_MCA|PRTE_MCA|MPI4PY|SLURM_(JOB|STEP|NTASK)"
+    r"SPMD|CUDA_|OMP_|OPENBLAS_|MKL_|OMPI_MCA|PRTE_MCA|MPI4PY|SLURM_(JOB|STEP|NTASK)"
 )
 
 
 def doctor(options: Options) -> int:
-    """Print the findings; returns 0 if several ranks can be started here."""
+    """Print the findings; returns 0 if several ranks can be started here, with --gpu on GPUs."""
     for name, text in _machine():
         print(f"{name:<10} {text}")
-    code = 0
+    code, found = 0, None
     try:
-        mpi = find_mpi(options.mpirun)
+        mpi = found = find_mpi(options.mpirun)
         print(f"{'MPI':<10} {mpi.version.split(', package')[0]}, because mpi4py {mpi.mpi4py} loads")
         print(f"{'':<10} {mpi.library}")
         print(f"{'mpirun':<10} {mpi.mpirun} ({vendor_of_mpirun(mpi.mpirun)}), found beside it")
@@ -49,6 +50,10 @@ def doctor(options: Options) -> int:
         print(f"{'MPI':<10} " + str(error).replace("\n", f"\n{'':<11}"))
     for name, text in _ranks(options.ranks):
         print(f"{name:<10} {text}")
+    if options.gpu:
+        for name, text, is_enough in gpus.findings(os.environ, found):
+            print(f"{name:<10} {text}")
+            code |= not is_enough
     for name, text in (*_this_shell(), *_environment()):
         print(f"{name:<10} {text}")
     return code

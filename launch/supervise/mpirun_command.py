@@ -142,6 +142,7 @@ def environment(
         "grace": options.grace,
         "ranks": options.ranks,
         "stdin": options.stdin,
+        "share_gpus": options.share_gpus,
         "survives": survives,
     }
     return environ | {CHANNEL: channel, TOKEN: token, SETTINGS: json.dumps(settings)}

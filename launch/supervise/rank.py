@@ -22,9 +22,12 @@ import time
 import zlib
 from collections.abc import Iterator
 
+from . import gpus
 from .inspection import LOST, STACK_SIGNAL, Subject, ended_by_kernel, out_of_memory_kills
 
 HEADER = struct.Struct("!cI")
+# Exit codes of programs that were not started, as shells have the first.
+NOT_STARTED, NOT_BOUND = 127, 2
 # Messages of a guard: it is there; it wants the input; the program's output; changes of its page;
 # results of a closer look; its flight file; its end.
 HELLO, STDIN, STDOUT, STDERR = b"h", b"i", b"o", b"e"
@@ -73,12 +76,17 @@ def place(environ: dict[str, str]) -> tuple[int, int, int]:
     """This rank, its number among the ranks of its host, and how many those are (0: unknown)."""
     rank = _first(environ, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
     local = _first(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-    size = _first(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+    size = _first(
+        environ, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"
+    )
     return rank or 0, rank or 0 if local is None else local, size or 0
 
 
 def _first(environ: dict[str, str], *names: str) -> int | None:
-    return next((int(environ[name]) for name in names if name in environ), None)
+    found = (environ[name] for name in names if name in environ)  # Slurm writes 4(x2)
+    return next(
+        (int(text) for text in (t.partition("(")[0] for t in found) if text.isdigit()), None
+    )
 
 
 # ---- cores -------------------------------------------------------------------------------------
@@ -109,6 +117,17 @@ def share(cpus: list[int], local_rank: int, local_size: int) -> list[int]:
     return cpus[local_rank * each : (local_rank + 1) * each]
 
 
+def _ranges(cpus: list[int]) -> str:
+    """CPUs as text: 0-3,8."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and cpu == parts[-1][-1] + 1:
+            parts[-1].append(cpu)
+        else:
+            parts.append([cpu])
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
 # ---- the program -------------------------------------------------------------------------------
 
 
@@ -127,12 +146,17 @@ class Guard:
         self.subject = Subject(0)
         self.pulse_at = 0.0
         self.kills_before = out_of_memory_kills()
+        self.cores: list[int] = []
+        self.gpus: list[gpus.Gpu] = []
 
     def environment(self, cpus: list[int]) -> dict[str, str]:
         """The input that the program sees."""
         environ = {name: v for name, v in os.environ.items() if not name.startswith("SPMDRUN_")}
         for name in THREAD_VARIABLES:
             environ.setdefault(name, str(len(cpus)))
+        if self.settings["bind"]:
+            may_share = self.settings.get("share_gpus", False)
+            self.gpus = gpus.bind(environ, self.local_rank, self.local_size, may_share)
         environ.setdefault("PYTHONUNBUFFERED", "1")  # the last line before a crash must get out
         environ.setdefault("PYTHONFAULTHANDLER", "1")
         if self.channel is not None:
@@ -150,7 +174,7 @@ class Guard:
 
     def start(self) -> subprocess.Popen:
         cpus = by_core(sorted(os.sched_getaffinity(0)))
-        mine = share(cpus, self.local_rank, self.local_size)
+        mine = self.cores = share(cpus, self.local_rank, self.local_size)
         if self.settings["bind"]:
             os.sched_setaffinity(0, mine)
         libc = ctypes.CDLL(None)
@@ -185,10 +209,10 @@ class Guard:
         try:
             program = self.start()
         except OSError as error:
-            self.hello(None)
-            self.send(STDERR, f"{self.command[0]}: {error.strerror}\n".encode())
-            self.send(EXIT, json.dumps({"code": 127, "stopped": False}).encode())
-            return 127
+            return self.refuse(f"{self.command[0]}: {error.strerror}", NOT_STARTED)
+        except gpus.BindingError as error:
+            host = f"spmdrun: {socket.gethostname()}"
+            return self.refuse(f"{host}: {error}" if not self.local_rank else "", NOT_BOUND)
         self.subject.pid = program.pid
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: self.stop(program, signal.SIGTERM))
@@ -207,9 +231,20 @@ class Guard:
             os.kill(os.getpid(), signal.SIGKILL)
         return code if code >= 0 else 128 - code
 
+    def refuse(self, text: str, code: int) -> int:
+        """Say why the program was not started; gives the exit code."""
+        self.hello(None)
+        self.send(STDERR, f"{text}\n".encode() if text else b"")
+        if self.channel is None and text:
+            sys.stderr.write(f"{text}\n")
+        self.send(EXIT, json.dumps({"code": code, "stopped": False}).encode())
+        return code
+
     def hello(self, group: int | None) -> None:
         """Tell spmdrun that this rank is here; `group`: the processes that are to end with it."""
         said = {"rank": self.rank, "host": socket.gethostname(), "group": group}
+        if self.gpus and gpus.wants(dict(os.environ)):
+            said |= {"gpus": gpus.rows(self.gpus), "cores": _ranges(self.cores)}
         self.send(HELLO, json.dumps(said).encode())
 
     def ending(self, code: int) -> dict:

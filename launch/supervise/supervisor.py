@@ -30,6 +30,7 @@ from . import mpirun_command as commands
 from . import report
 from .cleanup import sweep, sweep_flights
 from .find_mpi import Mpi
+from .gpus import table as gpu_table
 from .last_collective import last_call
 from .output import Printer
 from .rank import (
@@ -119,6 +120,8 @@ class Supervisor:
         self.to_pass_on: list[int] = []
         self.signals = 0
         self.hellos = 0  # guards that have reported
+        # By rank its host, its GPUs and its cores.
+        self.gpus: dict[int, tuple[str, list[list[str]], str]] = {}
 
     # ---- the job -------------------------------------------------------------------------------
 
@@ -273,6 +276,11 @@ class Supervisor:
             ending = self.endings[rank]
             ending.host, ending.device = link.host, commands.device(self.options, rank)
             self.printer.hosts[rank] = link.host
+            if "gpus" in hello:
+                self.gpus[rank] = link.host, hello["gpus"], hello["cores"]
+            if self.gpus and self.hellos == self.options.ranks:
+                for line in gpu_table(self.gpus):
+                    self.printer.note(line)
             if self.force_at is not None:
                 self.tell_to_end(link)  # it came when the end had been called
         elif kind == STDIN:
