@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import deque
 from typing import Any
 
 import cupy
@@ -61,6 +62,8 @@ class CupyDriver:
         # CuPy frees objects without a reference: memory by address, modules by handle.
         self._memory: dict[int, Any] = {}
         self._modules: dict[int, Any] = {}
+        # Pinned memory that is freed when an event has happened.
+        self._leaving: deque[tuple[Any, Any]] = deque()
         self._pinned_pool = cupy.cuda.PinnedMemoryPool()
         self.entries = _entries() if self._count else Entries(0, 0, 0, 0)
 
@@ -110,13 +113,26 @@ class CupyDriver:
 
     def allocate_pinned(self, nbytes: int) -> int:
         """The address of pinned memory of the host."""
+        self._let_go()
         memory = self._pinned_pool.malloc(max(nbytes, 1))
         self._memory[memory.ptr] = memory
         return memory.ptr
 
-    def free_pinned(self, address: int) -> None:
-        """Free pinned memory, which no copy may use any more."""
-        self._memory.pop(address)
+    def free_pinned(self, device: int, address: int) -> None:
+        """Free pinned memory when the work that is in the device's stream now has ended."""
+        gpu = self._gpu(device)
+        with cupy.cuda.Device(device):
+            passed = cupy.cuda.Event(disable_timing=True)
+            passed.record(gpu.stream)
+        self._leaving.append((passed, self._memory.pop(address)))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Free the pinned memory that no work uses any more."""
+        for _ in range(len(self._leaving)):
+            passed, memory = self._leaving.popleft()
+            if not passed.done:
+                self._leaving.append((passed, memory))
 
     def memory_in_use(self, device: int) -> tuple[int, int]:
         """The bytes that are allocated and not freed now, and the most that were."""

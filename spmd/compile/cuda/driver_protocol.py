@@ -77,8 +77,8 @@ class Driver(Protocol):
         """The address of host memory that copies of all devices may read and write."""
         ...
 
-    def free_pinned(self, address: int) -> None:
-        """Free host memory of `allocate_pinned`."""
+    def free_pinned(self, device: int, address: int) -> None:
+        """Free host memory as soon as the work that is in the device's stream now has ended."""
         ...
 
     def memory_in_use(self, device: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ are arrays, NumPy arrays of the exact dtype and numbers; calls with others stay 
 
 from __future__ import annotations
 
+import itertools
 import operator
 import sys
 from collections.abc import Callable, Sequence
@@ -49,6 +50,14 @@ def is_wide(tree: TreeDef) -> bool:
     return many and all(child.kind is None for child in tree.parts)
 
 
+def packed(sizes: Sequence[int], alignment: int) -> tuple[int, list[int]]:
+    """The bytes that aligned arrays take one behind the other, and where each starts."""
+    *starts, total = itertools.accumulate(
+        (-(-n // alignment) * alignment for n in sizes), initial=0
+    )
+    return total, starts
+
+
 def _is_same(aux: Any, expected: Any) -> bool:
     """Whether what a class keeps beside its children is what it was; if in doubt it is not."""
     try:
@@ -57,7 +66,7 @@ def _is_same(aux: Any, expected: Any) -> bool:
         return False
 
 
-def _has_buffer(x: Any) -> bool:
+def has_buffer(x: Any) -> bool:
     """Whether NumPy lends the memory of arrays of this dtype."""
     try:
         memoryview(x)
@@ -239,7 +248,7 @@ class Matcher:
             dtype, shape = self.bind(leaf.dtype), self.bind(leaf.shape)
             self.put(f"if type({name}) is not ndarray or {name}.shape != {shape} or {name}.dtype")
             self.lines[-1] += f" is not {dtype} and {name}.dtype != {dtype}: return MISS"
-            if not _has_buffer(leaf):
+            if not has_buffer(leaf):
                 raise UnmatchedError
             # It is unfit if its memory is not in order.
             self.operand(name, entry_layout.BUFFER, word)

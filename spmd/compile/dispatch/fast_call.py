@@ -18,10 +18,11 @@ from functools import cached_property
 from typing import Any
 
 from spmd.base.tree import LEAF, TreeDef
-from spmd.compile.dispatch.argument_matcher import DEEPEST, Matcher, UnmatchedError
+from spmd.compile.dispatch.argument_matcher import DEEPEST, Matcher, UnmatchedError, packed
 from spmd.compile.dispatch.signature import Split
 from spmd.compile.executable.async_operands import copied_bytes, most_copied
 from spmd.compile.executable.executable import Executable
+from spmd.compile.lazy import cuda_fast_call
 from spmd.compile.native.cpython import entry_layout, entry_point
 from spmd.compile.native.cpython.entry_layout import is_plain
 from spmd.compile.native.cpython.object_layout import object_layout
@@ -64,7 +65,8 @@ def specialise(
     queued = is_queued(split.leaves, executable.native)
 
     def writer(checks: bool = False) -> Writer:
-        return Writer(split, executable, out_tree, checks, direct and not queued)
+        made = writer_for(executable, Writer)
+        return made(split, executable, out_tree, checks, direct and not queued)
 
     match = written(writer, executable.native, queued)
     return spread(match) if direct and queued and match is not None else match
@@ -74,13 +76,20 @@ def written(
     writer: Callable[..., Writer], native: NativeProgram, queued: bool
 ) -> Callable[..., Any] | None:
     """The closure that a writer makes; for a long program, that of the queue beside it."""
-    if object_layout() is None or not native.has_entry_points:
+    if native.has_entry_points and object_layout() is None:
         return None  # this Python's objects are not known, so an entry point cannot read them
     try:
         match = writer().function()
         return now_or_later(native, match, writer(checks=True).enqueued()) if queued else match
     except UnmatchedError:
         return None
+
+
+def writer_for(executable: Executable, writer: type[Any]) -> type[Any]:
+    """The class that writes closures for an executable: a writer, or what it is for GPUs."""
+    if executable.native.has_entry_points:
+        return writer
+    return cuda_fast_call.on_gpus(writer)
 
 
 def spread(match: Match) -> Callable[..., Any]:
@@ -105,14 +114,6 @@ def now_or_later(native: NativeProgram, now: Match, later: Match) -> Match:
         return later(args, kwargs)
 
     return match
-
-
-def packed(sizes: Sequence[int], alignment: int) -> tuple[int, list[int]]:
-    """The bytes that aligned arrays take one behind the other, and where each starts."""
-    *starts, total = itertools.accumulate(
-        (-(-n // alignment) * alignment for n in sizes), initial=0
-    )
-    return total, starts
 
 
 class Writer(Matcher):

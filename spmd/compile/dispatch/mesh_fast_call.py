@@ -35,7 +35,8 @@ def specialise(call: MappedCall) -> Callable[..., Any] | None:
         return None
     native = executable.native
     queued = fast_call.is_queued(call.leaves, native) and not executable.topology.is_spread
-    return fast_call.written(partial(_MapWriter, call, executable), native, queued)
+    writer = fast_call.writer_for(executable, _MapWriter)
+    return fast_call.written(partial(writer, call, executable), native, queued)
 
 
 def specialise_jitted(

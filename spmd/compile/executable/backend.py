@@ -7,6 +7,7 @@ and how a program is given them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,13 +19,35 @@ from spmd.compile.executable.async_operands import deleted
 from spmd.compile.lazy import cpu_assemble
 from spmd.compile.native.llvm.compiler import available_cores
 from spmd.compile.native.program.encoded import Encoded
-from spmd.compile.native.runtime.allocator import alloc
+from spmd.compile.native.runtime.allocator import Block, alloc
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory
 from spmd.sharding.future import DeviceMemory
 from spmd.sharding.named import SingleDeviceSharding
+
+# References that an array's own block has while `take` looks at it: the array's slot, the
+# local variable and getrefcount's argument.
+_OWN_REFERENCES = 3
+
+
+def take(number: int, operands: Sequence[Any], also: Sequence[Any] = ()) -> Block | None:
+    """The block of a donated operand, if it is all of it and nothing else refers to it.
+
+    `also` are the same operand of other devices, which will share the result: they may share it
+    now.
+    """
+    x = operands[number]
+    if type(x) is not Array or type(x.owner) is not Block:
+        return None
+    # Two operands may be one array, or arrays over one block.
+    for other, y in enumerate(operands):
+        if other != number and type(y) is Array and y.owner is x.owner:
+            return None
+    block = x.owner
+    known = _OWN_REFERENCES + sum([type(y) is Array and y.owner is x.owner for y in also])
+    return block if sys.getrefcount(block) == known and block.address == x.ptr else None
 
 
 @record
@@ -53,6 +76,9 @@ class Backend:
     memory_report: Callable[[Sequence[Device | None], Sequence[ShapedArray], int], str] = (
         lambda devices, arguments, work: ""
     )
+    # The memory of a donated operand for a result, by its number among the operands of a device, if
+    # nothing else refers to it; there may be the same operand of other devices behind.
+    take: Callable[..., Any] = take
     # A program that the disk had as words, with what its platform keeps, and a way to compile it;
     # it will run on these devices.
     program: Callable[

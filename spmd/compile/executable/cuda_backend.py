@@ -6,6 +6,7 @@ the device with its first use by a program there, and keeps the host's copy, sin
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +28,9 @@ from spmd.sharding.array import Array, from_memory
 from spmd.sharding.future import DeviceMemory
 from spmd.sharding.named import SingleDeviceSharding
 
+# Values of the host up to so many bytes are copied to pinned memory first: then nothing waits.
+MOST_PINNED = 2**20
+
 
 class CudaMemory(DeviceMemory):
     """Memory of a GPU, which is freed with the last reference to this object.
@@ -40,7 +44,7 @@ class CudaMemory(DeviceMemory):
         if _lent:
             _give_back_lent()
         self.driver, self.device, self.nbytes, self.lender = gpu, device, nbytes, lender
-        self.address = address or gpu.allocate(device, max(nbytes, 1))
+        self.address = address or _allocated(gpu, device, max(nbytes, 1))
 
     def read(self, aval: ShapedArray) -> np.ndarray:
         out = np.empty(aval.shape, aval.dtype)
@@ -52,9 +56,17 @@ class CudaMemory(DeviceMemory):
 
     def write(self, value: np.ndarray) -> None:
         """Put the elements of a C-contiguous array here."""
-        if value.nbytes:
-            self.driver.copy(self.device, self.address, pointer(value), value.nbytes)
+        if not value.nbytes:
+            return
+        gpu, source, nbytes = self.driver, pointer(value), value.nbytes
+        if nbytes > MOST_PINNED:
+            gpu.copy(self.device, self.address, source, nbytes)
             self.wait()  # the host may write to its array afterwards
+            return
+        pinned = gpu.allocate_pinned(nbytes)
+        ctypes.memmove(pinned, source, nbytes)
+        gpu.copy(self.device, self.address, pinned, nbytes)
+        gpu.free_pinned(self.device, pinned)
 
     def is_done(self) -> bool:
         return self.driver.is_idle(self.device)
@@ -83,17 +95,43 @@ def _give_back_lent() -> None:
     _lent.extend(each for each in asked if not each[0].is_idle(each[1]))
 
 
-def _number(device: Device | None) -> int:
+def _allocated(gpu: Driver, device: int, nbytes: int) -> int:
+    try:
+        return gpu.allocate(device, nbytes)
+    except MemoryError:
+        if not arenas(gpu, device):
+            raise
+        arenas(gpu, device).clear()
+        return gpu.allocate(device, nbytes)
+
+
+# By driver and device, the arenas of repeated calls that none uses now, see `cuda_calls.py`.
+_arenas: dict[tuple[Driver, int], list[CudaMemory]] = {}
+
+
+def arenas(gpu: Driver, device: int) -> list[CudaMemory]:
+    """The arenas on a device that no call uses now; a call takes one out and puts it back."""
+    return _arenas.setdefault((gpu, device), [])
+
+
+def release_arenas() -> None:
+    """Free the arenas that no call uses now."""
+    for free in _arenas.values():
+        free.clear()
+
+
+def number_of(device: Device | None) -> int:
+    """The number of a device in this process; None is the default device."""
     return 0 if device is None else device.local_hardware_id
 
 
 def _alloc(nbytes: int, device: Device | None) -> CudaMemory:
-    return CudaMemory(driver(), _number(device), nbytes)
+    return CudaMemory(driver(), number_of(device), nbytes)
 
 
 def _operand(x: Any, aval: ShapedArray, device: Device | None) -> CudaMemory:
     """The memory of an argument; an array that is on the host moves."""
-    number = _number(device)
+    number = number_of(device)
     if type(x) is CudaMemory:
         return x
     if type(x) is not Array or x.shards is not None:
@@ -115,6 +153,22 @@ def _uploaded(value: np.ndarray, number: int) -> CudaMemory:
     return memory
 
 
+# References that memory has while `_take` looks at it: the list of operands, the local variable,
+# getrefcount's argument, and the operand that is an array.
+_OWN_REFERENCES = 4
+
+
+def _take(number: int, operands: Sequence[Any], also: Sequence[Any] = ()) -> CudaMemory | None:
+    """The memory of a donated operand, if nothing else refers to it.
+
+    That of other libraries stays as it is: they see it, and were told that it does not change.
+    """
+    memory: CudaMemory = operands[number]
+    if memory.lender is not None or sys.getrefcount(memory) > _OWN_REFERENCES:
+        return None
+    return memory
+
+
 def _result(memory: Any, aval: ShapedArray, home: SingleDeviceSharding | None) -> Array:
     return from_memory(0, memory, aval, home)
 
@@ -124,7 +178,7 @@ def _run(
 ) -> None:
     """Put a program's work into the streams of its devices."""
     assert isinstance(native, CudaProgram)
-    gpu, numbers = driver(), [_number(device) for device in devices]
+    gpu, numbers = driver(), [number_of(device) for device in devices]
     records = [np.array(native.record(number), np.int64) for number in numbers]
     size = native.staging_bytes
     stagings = [gpu.allocate_pinned(size) if size else 0 for _ in numbers]
@@ -136,8 +190,7 @@ def _run(
     finally:
         for number, staging in zip(numbers, stagings, strict=True):
             if staging:
-                cuda_reports.wait(gpu, number)  # copies may be under way
-                gpu.free_pinned(staging)
+                gpu.free_pinned(number, staging)
     for record in records:
         native.check(record)
 
@@ -151,7 +204,7 @@ def _program(
     """A program of the disk, and its machine code while its jaxpr is there to make that again."""
     made = CudaProgram(encoded, kept, again=again)
     for device in devices:
-        made.images(_number(device))
+        made.images(number_of(device))
     return made
 
 
@@ -165,6 +218,7 @@ BACKEND = Backend(
     _run,
     lambda: 1,
     cuda_reports.memory_report,
+    _take,
     _program,
     shares_work=False,
 )

@@ -32,10 +32,15 @@ _begun: dict[tuple[Driver, int], deque[CudaProgram]] = {}
 
 def begun(gpu: Driver, device: int, program: CudaProgram) -> None:
     """Remember that a program is in a device's stream."""
+    noted(gpu, device).append(program)
+
+
+def noted(gpu: Driver, device: int) -> deque[CudaProgram]:
+    """The programs in a device's stream, to which the next one is added."""
     found = _begun.get((gpu, device))
     if found is None:
         found = _begun[gpu, device] = deque(maxlen=_MOST_PROGRAMS)
-    found.append(program)
+    return found
 
 
 def wait(gpu: Driver, device: int) -> None:

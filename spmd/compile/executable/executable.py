@@ -9,7 +9,6 @@ has read it before that result is written and no other object holds it.
 from __future__ import annotations
 
 import itertools
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -49,10 +48,6 @@ from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 if TYPE_CHECKING:
     from spmd.compile.lower.steps import Schedule
     from spmd.compile.schedule.memory_plan import Plan
-
-# References that an array's own block has while `take` looks at it: the array's slot, the
-# local variable and getrefcount's argument.
-_OWN_REFERENCES = 3
 
 
 class Executable:
@@ -269,7 +264,7 @@ class Executable:
             [backend.operand(x[d], a, device) for x, a in typed] for d, device in enumerate(devices)
         ]
         arenas = [backend.alloc(*pair) for pair in zip(self.frames.arenas, devices, strict=True)]
-        blocks = self._blocks(given, takes, take)
+        blocks = self._blocks(given, takes, backend.take)
         frames = [
             [arenas[d].address, *map(address, given[d]), *self._others(d, blocks, arenas)]
             for d in range(self.count)
@@ -448,24 +443,3 @@ def place(results: Sequence[Any], home: SingleDeviceSharding | None) -> None:
         for result in results:
             if result.shards is None:
                 result._sharding = home
-
-
-# ---- donation ----------------------------------------------------------------------------------
-
-
-def take(number: int, operands: Sequence[Any], also: Sequence[Any] = ()) -> Block | None:
-    """The block of a donated operand, if it is all of it and nothing else refers to it.
-
-    `also` are the same operand of other devices, which will share the result: they may share it
-    now.
-    """
-    x = operands[number]
-    if type(x) is not Array or type(x.owner) is not Block:
-        return None
-    # Two operands may be one array, or arrays over one block.
-    for other, y in enumerate(operands):
-        if other != number and type(y) is Array and y.owner is x.owner:
-            return None
-    block = x.owner
-    known = _OWN_REFERENCES + sum([type(y) is Array and y.owner is x.owner for y in also])
-    return block if sys.getrefcount(block) == known and block.address == x.ptr else None

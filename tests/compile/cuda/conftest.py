@@ -7,6 +7,7 @@ import os
 import pytest
 
 from spmd.base.config import config
+from spmd.compile.executable import cuda_backend
 
 
 @pytest.fixture
@@ -15,6 +16,7 @@ def gpus(request: pytest.FixtureRequest):
 
     Tests marked `gpu` need one, and run on a real one where `SPMD_CUDA_DRIVER` is cupy.
     """
+    cuda_backend.release_arenas()  # so that memory that was never written holds NaN
     name = "emulator"
     if request.node.get_closest_marker("gpu"):
         name = os.environ.get("SPMD_CUDA_DRIVER", name)

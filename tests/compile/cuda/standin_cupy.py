@@ -143,6 +143,17 @@ class Standin:
             def done(self) -> bool:
                 return gpu.is_idle(self.device)
 
+        class Event:
+            def __init__(self, block: bool = False, disable_timing: bool = False):
+                assert disable_timing
+
+            def record(self, stream: Stream) -> None:
+                self.happened = gpu.mark(stream.device)
+
+            @property
+            def done(self) -> bool:
+                return self.happened()
+
         class Memory:
             def __init__(self, free: Callable[[], None], ptr: int):
                 self.free, self.ptr = free, ptr
@@ -171,7 +182,7 @@ class Standin:
         class PinnedMemoryPool:
             def malloc(self, size: int) -> Memory:
                 ptr = gpu.allocate_pinned(size)
-                return Memory(lambda: gpu.free_pinned(ptr), ptr)
+                return Memory(lambda: gpu.release_pinned(ptr), ptr)
 
         class Function:
             def __init__(self, module: Module, symbol: str):
@@ -191,6 +202,7 @@ class Standin:
         self.functions: dict[int, tuple[Module, str]] = {}
         return SimpleNamespace(
             Device=Device,
+            Event=Event,
             Stream=Stream,
             MemoryPool=MemoryPool,
             PinnedMemoryPool=PinnedMemoryPool,

@@ -196,7 +196,7 @@ def test_memory_is_aligned_apart_and_full_of_nan(gpu):
     pinned = gpu.allocate_pinned(64)
     assert pinned % 256 == 0
     assert np.isnan(np.array((ctypes.c_double * 8).from_address(pinned))).all()
-    gpu.free_pinned(pinned)
+    gpu.free_pinned(0, pinned)
 
 
 def test_memory_in_use_is_what_is_not_freed(gpu):
@@ -267,7 +267,7 @@ def test_freeing_what_is_no_allocation(gpu):
     with pytest.raises(CudaError, match="is not the start of an allocation"):
         gpu.free(0, a)
     with pytest.raises(CudaError, match="0x40 is no pinned memory"):
-        gpu.free_pinned(64)
+        gpu.free_pinned(0, 64)
 
 
 def test_copies_that_leave_memory_or_use_what_is_freed(gpu):

@@ -160,13 +160,18 @@ class EmulatorDriver:
             self._pinned[address] = room
             return address
 
-    def free_pinned(self, address: int) -> None:
-        """Free host memory of `allocate_pinned`."""
+    def free_pinned(self, device: int, address: int) -> None:
+        """Free host memory when the work that is in the device's stream now is done."""
         with self._lock:
-            room = self._pinned.pop(address, None)
-            if room is None:
+            if address not in self._pinned:
                 raise CudaError(f"free_pinned: {address:#x} is no pinned memory")
-            room[:] = POISON
+            self._gpu(device)
+            self._put(device, lambda: self.release_pinned(address), always=True)
+
+    def release_pinned(self, address: int) -> None:
+        """Free host memory that no work uses any more."""
+        with self._lock:
+            self._pinned.pop(address)[:] = POISON
 
     def memory_in_use(self, device: int) -> tuple[int, int]:
         """The bytes that are allocated and not freed now, and the most that were."""
@@ -210,6 +215,14 @@ class EmulatorDriver:
 
             self._put(before, lambda: happened.append(True), always=True)
             self._put(after, wait, always=True)
+
+    def mark(self, device: int) -> Callable[[], bool]:
+        """A function that says whether the work that is in the device's stream now has ended."""
+        with self._lock:
+            self._gpu(device)
+            happened: list[bool] = []
+            self._put(device, lambda: happened.append(True), always=True)
+            return lambda: bool(happened)
 
     def load(self, device: int, image: Compiled) -> int:
         """The handle of a module on a device; its PTX is translated."""

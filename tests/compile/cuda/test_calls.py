@@ -1,0 +1,292 @@
+"""Repeated calls of programs on GPUs: donated memory, and what a call costs, counted."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+
+import spmd
+from spmd import P, lax
+from spmd import numpy as snp
+from spmd.base.config import config
+from spmd.base.errors import CudaError, DeletedError, OutOfMemoryError
+from spmd.compile.cuda.driver import driver
+from spmd.compile.executable import cuda_backend
+from tests.compile.cuda.other_library import Library
+
+pytestmark = pytest.mark.usefixtures("gpus")
+
+X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6)
+# The first two calls take the general path, and a closure is written; then it is used.
+CALLS = 5
+
+
+def addresses(x) -> list[int]:
+    """Where an array's shards lie."""
+    return [shard.unsafe_buffer_pointer() for shard in x.shards or (x,)]
+
+
+def loss(w, x):
+    return ((snp.tanh(x @ w) - 1) ** 2).sum()
+
+
+def update(w, x):
+    return w - 0.1 * spmd.grad(loss)(w, x)
+
+
+def updated(w, times: int = CALLS):
+    """The same on the CPU, without donation."""
+    with config.override("platform", "cpu"):
+        step = spmd.jit(update)
+        for _ in range(times):
+            w = step(w, X)
+        return np.asarray(w)
+
+
+# ---- donation ----------------------------------------------------------------------------------
+
+
+def test_a_result_is_written_over_a_donated_argument():
+    step = spmd.jit(update, donate_argnums=0)
+    x, w = snp.asarray(X), snp.asarray(X.T.copy()) + 0
+    places = []
+    for _ in range(CALLS):
+        old, w = w, step(w, x)
+        assert old.is_deleted()
+        places += addresses(w)
+    with pytest.raises(DeletedError):
+        step(old, x)
+    np.testing.assert_allclose(w, updated(X.T), 1e-4)
+    assert len(set(places)) == 1
+
+
+def test_mapped_and_sharded_state_is_written_over():
+    mesh = spmd.make_mesh((4,), ("i",))
+    maps = {
+        "pmap": spmd.pmap(lambda x: x * 2 + lax.axis_index("i"), axis_name="i", donate_argnums=0),
+        "shard_map": spmd.jit(
+            spmd.shard_map(
+                lambda x: x * 2 + lax.axis_index("i"), mesh=mesh, in_specs=P("i"), out_specs=P("i")
+            ),
+            donate_argnums=0,
+        ),
+    }
+    for name, step in maps.items():
+        state, wanted, before = step(X), X * 2 + np.arange(4)[:, None], []
+        for _ in range(CALLS):
+            before = addresses(state)
+            state, wanted = step(state), wanted * 2 + np.arange(4)[:, None]
+        np.testing.assert_allclose(state, wanted, err_msg=name)
+        assert addresses(state) == before, name
+
+
+@pytest.mark.parametrize("call", range(1, CALLS))
+def test_memory_that_others_hold_stays(call):
+    """An array over the same memory, another library, and that of another library keep values."""
+    step, library = spmd.jit(lambda x: x * 2 + 1, donate_argnums=0), Library()
+    for _ in range(call - 1):
+        step(snp.asarray(X) + 0)
+    x = snp.asarray(X) + 0
+    same = spmd.device_put(x, x.device)
+    capsule = (y := snp.asarray(X) + 0).__dlpack__(stream=-1, max_version=(1, 0))
+    lent = library.array(X)
+    z = snp.from_dlpack(lent)
+    outs = [step(x), step(y), step(z)]
+    assert z.is_deleted()
+    for out in outs:
+        np.testing.assert_array_equal(out, X * 2 + 1)
+    np.testing.assert_array_equal(same, X)
+    np.testing.assert_array_equal(snp.from_dlpack(Given(capsule)), X)
+    np.testing.assert_array_equal(library.read(lent.address, X.shape, X.dtype), X)
+
+
+class Given:
+    """An array of another library, of which a capsule is all that there is."""
+
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack__(self, **_):
+        return self.capsule
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+
+def test_an_input_that_is_read_later_stays():
+    step = spmd.jit(lambda x: (x + 1, (x * x).sum() + x[::-1]), donate_argnums=0)
+    for _ in range(CALLS):
+        one, two = step(snp.asarray(X) + 0)
+        np.testing.assert_array_equal(one, X + 1)
+        np.testing.assert_allclose(two, (X * X).sum() + X[::-1], 1e-6)
+
+
+# ---- costs -------------------------------------------------------------------------------------
+
+
+def python_calls(function, *args) -> Counter[str]:
+    """The Python functions that a call enters, but for the emulator's and what these call."""
+    found, depth = Counter(), [0]
+
+    def profile(frame, event, arg):
+        inside = "emulator" in frame.f_code.co_filename
+        if event == "call":
+            found[frame.f_code.co_qualname] += not inside and not depth[0]
+            depth[0] += inside
+        elif event == "return":
+            depth[0] -= inside
+
+    sys.setprofile(profile)
+    try:
+        outs = function(*args)
+    finally:
+        sys.setprofile(None)
+    del outs
+    return +found
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Counts of what the driver is asked for."""
+    found, gpu = Counter(), driver()
+    for name in "allocate", "allocate_pinned", "copy", "synchronize", "order":
+        method = getattr(gpu, name)
+
+        def counted(*args, name=name, method=method):
+            found[name] += 1
+            return method(*args)
+
+        monkeypatch.setattr(gpu, name, counted)
+    return found
+
+
+def test_a_training_step_costs_as_few_calls_as_on_the_cpu():
+    counts = {}
+    for platform in "cpu", "cuda":
+        with config.override("platform", platform):
+            step = spmd.jit(update, donate_argnums=0)
+            w, x = snp.asarray(X.T.copy()) + 0, snp.asarray(X) + 0
+            for _ in range(CALLS):
+                w = step(w, x)
+            counts[platform] = python_calls(step, w, x)
+    assert counts["cuda"] == counts["cpu"] == {"JitFunction.__call__": 1, "match": 1}
+
+
+def test_a_repeated_call_allocates_its_results_and_waits_for_nothing(asked):
+    function = spmd.jit(lambda x, w: (snp.tanh(x @ w).sum(0), (x[:, :4] @ w.T).sum(1)))
+    x, w = snp.asarray(X) + 0, snp.asarray(X.T.copy()) + 0
+    for _ in range(CALLS):
+        outs = function(x, w)
+    asked.clear()
+    outs = function(x, w)
+    assert asked == {"allocate": 2}
+    with config.override("platform", "cpu"):
+        wanted = function(X, X.T)
+    for out, y in zip(outs, wanted, strict=True):
+        np.testing.assert_allclose(out, y, 1e-4, 1e-5)
+
+
+def test_values_of_the_host_are_one_copy(asked):
+    function = spmd.jit(lambda x, rate, flag, batch, count: x * rate + batch[flag * 1] - count)
+    x = snp.asarray(X) + 0
+    for k in range(CALLS):
+        asked.clear()
+        out = function(x, 0.5 * k, bool(k % 2), X * k, np.float32(k))
+        np.testing.assert_allclose(out, X * 0.5 * k + X[k % 2] * k - k, 1e-5)
+    asked.clear()
+    values = 2.5, True, X * 3, np.float32(7)
+    out = function(x, *values)
+    values[2][:] = np.nan  # what the caller does with its array afterwards is of no matter
+    assert asked == {"allocate": 2, "allocate_pinned": 1, "copy": 1}
+    del asked
+    np.testing.assert_allclose(out, X * 2.5 + X[1] * 3 - 7, 1e-5)
+
+
+def test_numbers_that_do_not_fit_take_the_general_path():
+    function = spmd.jit(lambda x, k: x + k)
+    x = snp.asarray(np.arange(4, dtype=np.int32))
+    for k in range(CALLS):
+        np.testing.assert_array_equal(function(x, k), np.arange(4) + k)
+    with pytest.raises(Exception, match="2147483648"):
+        function(x, 2**31)
+    np.testing.assert_allclose(function(x, 0.5), np.arange(4) + 0.5)
+
+
+def test_arrays_elsewhere_take_the_general_path():
+    function = spmd.jit(lambda x, y: x @ y.T)
+    one, two = spmd.devices()[:2]
+    for _ in range(CALLS):
+        assert function(snp.asarray(X) + 0, snp.asarray(X) + 1).device == one
+    on_two = spmd.device_put(X, two)
+    for _ in range(CALLS):
+        out = function(on_two, snp.asarray(X))
+        assert out.device == two and out.committed
+        np.testing.assert_allclose(out, X @ X.T, 1e-4)
+    assert function(X, snp.asarray(X)).device == one
+    with config.override("default_device", two):
+        for _ in range(CALLS):
+            assert function(snp.asarray(X) + 0, snp.asarray(X) + 1).device == two
+    with pytest.raises(ValueError, match="committed to different devices"):
+        function(on_two, spmd.device_put(X, one))
+
+
+def test_threads_have_arenas_of_their_own():
+    function = spmd.jit(lambda x: snp.cumsum(snp.tanh(x @ x.T) @ x, axis=0).sum(1))
+    wanted = [np.asarray(function(snp.asarray(X * k))) for k in range(4)]
+    failed = []
+
+    def calls(k: int) -> None:
+        x = snp.asarray(X * k) + 0
+        for _ in range(20):
+            if not np.array_equal(function(x), wanted[k]):
+                failed.append(k)
+
+    threads = [threading.Thread(target=calls, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_arenas_are_freed_where_memory_is_short(monkeypatch):
+    gpu = driver()
+    function = spmd.jit(lambda x: (snp.tanh(x @ x.T) @ x).sum(0))
+    x = snp.asarray(np.ones((64, 64), np.float32)) + 0
+    for _ in range(CALLS):
+        function(x)
+    allocate, (arena,) = gpu.allocate, cuda_backend.arenas(gpu, 0)
+
+    def short(device, nbytes):
+        if cuda_backend.arenas(gpu, device):
+            raise OutOfMemoryError("none is left")
+        return allocate(device, nbytes)
+
+    monkeypatch.setattr(gpu, "allocate", short)
+    assert arena.nbytes and cuda_backend.CudaMemory(gpu, 0, 64).address
+    assert cuda_backend.arenas(gpu, 0) == []
+    monkeypatch.setattr(gpu, "allocate", fail)
+    with pytest.raises(OutOfMemoryError, match="its results are f32"):
+        function(x)
+
+
+def fail(device, nbytes):
+    raise OutOfMemoryError("none is left")
+
+
+def test_failures_of_a_repeated_call_name_the_program():
+    function = spmd.jit(partial(update, x=X))
+    w = snp.asarray(X.T.copy()) + 0
+    for _ in range(CALLS):
+        function(w)
+    owner = w.owner
+    driver().free(0, owner.address)
+    driver().synchronize(0)
+    with pytest.raises(CudaError, match=r"(?s)is allocated.*update: \d+ steps"):
+        np.asarray(function(w))
+    owner.address = 0
