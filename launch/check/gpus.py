@@ -49,7 +49,7 @@ def _installed(name: str) -> str | None:
 
 
 def _asked(text: str, *args: str) -> str:
-    """What a Python program prints; "" if it fails."""
+    """The output of a Python program; "" if it fails."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", text, *args], capture_output=True, text=True, timeout=60
