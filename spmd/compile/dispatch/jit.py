@@ -38,12 +38,7 @@ from spmd.base.util import (
     present_as,
 )
 from spmd.compile.dispatch.signature import Signature, Split
-from spmd.compile.dispatch.stages import (
-    Lowered,
-    Traced,
-    check_compiler_options,
-    used_donations,
-)
+from spmd.compile.dispatch.stages import Lowered, Traced, check_compiler_options, used_donations
 from spmd.compile.executable.nan_check import check_nans
 from spmd.compile.lazy import compiler, fast_call, mesh_fast_call, select, stateful
 from spmd.core.argument_names import spread_over_arguments

@@ -21,19 +21,14 @@ from spmd.base.errors import ShardingError
 from spmd.base.source import current_source
 from spmd.collectives.async_collectives import overlaps
 from spmd.collectives.order_check import Schedule, agree, axis_text, order_of
-from spmd.compile.executable.async_operands import (
-    belongs_in_queue,
-    deleted,
-)
+from spmd.compile.executable.async_operands import belongs_in_queue, deleted
 from spmd.compile.executable.backend import constant
 from spmd.compile.executable.executable import Executable, backend_of
 from spmd.compile.executable.mesh_nan_check import Whole, check_mesh_nans
 from spmd.compile.fingerprint import fingerprint
 from spmd.compile.lazy import build, pipeline, redistribute
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
-from spmd.compile.native.program.stored import (
-    program_key,
-)
+from spmd.compile.native.program.stored import program_key
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.trace import to_numpy
@@ -188,10 +183,9 @@ class MeshExecutable(Executable):
         return program_key(partial(fingerprint, closed), (), self.backend.platform, mesh)
 
     def _make_schedule(self, closed: ClosedJaxpr, callees: Any) -> Steps:
+        final = self._optimise(closed)  # which notes origins in the topology, if it is spread
         if not self.topology.is_spread:
-            final = self._optimise(closed)
             return build.make_schedule(final, self.backend, self.topology, callees, self.varies)
-        final = self._optimise(closed)  # which notes origins in the topology
         steps = build.make_schedule(final, self.backend, self.topology, varies=self.varies)
         self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
         self.exchanges = build.summary(self._traced, steps.steps)

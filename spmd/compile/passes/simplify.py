@@ -17,14 +17,7 @@ from spmd.base.record import record
 from spmd.base.source import Source
 from spmd.collectives.axis import pcast_p, pvary_p, unvary_p
 from spmd.compile.expressions.scalar_ops import ENTRIES
-from spmd.compile.passes.algebra import (
-    RULES,
-    WITH_LITERAL,
-    Producers,
-    Rule,
-    pair_rules,
-    same_type,
-)
+from spmd.compile.passes.algebra import RULES, WITH_LITERAL, Producers, Rule, pair_rules, same_type
 from spmd.compile.passes.dead_code import prune
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.core.primitive import Primitive, is_refused

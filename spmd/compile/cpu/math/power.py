@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import math
 
-from spmd.compile.cpu.math.coefficients import (
-    CBRT_START,
-    EXP_RANGE,
-    LN2_HIGH,
-    LN2_LOW,
-    LOG_TAIL_64,
-)
+from spmd.compile.cpu.math.coefficients import CBRT_START, EXP_RANGE, LN2_HIGH, LN2_LOW, LOG_TAIL_64
 from spmd.compile.cpu.math.exp import exp, expm1_reduced, reduce_exp
 from spmd.compile.cpu.math.floats import Floats
 from spmd.compile.cpu.math.log import log, normal_bits, or_special, split_log

@@ -22,13 +22,7 @@ from spmd.compile.lower.steps import (
     Schedule,
     Step,
 )
-from spmd.compile.native.program.steps import (
-    LANE,
-    Program,
-    Slot,
-    with_blocks,
-    with_places,
-)
+from spmd.compile.native.program.steps import LANE, Program, Slot, with_blocks, with_places
 from spmd.compile.native.program.steps import Step as NativeStep
 from spmd.compile.schedule.memory_plan import Plan
 

@@ -445,12 +445,7 @@ def _segments(steps: Sequence[Step], devices: int) -> Sequence[tuple[Sequence[St
             runs[-1][0].append(step)
         else:
             runs.append(([step], alone))
-
-    def pays(run: list[Step], alone: bool) -> bool:
-        many = sum(1 for _ in walk(run)) >= _SEGMENT_STEPS
-        return alone and devices > 1 and many
-
-    return [(run, pays(run, alone)) for run, alone in runs]
+    return [(run, alone and len(list(walk(run))) >= _SEGMENT_STEPS) for run, alone in runs]
 
 
 def _integer_bytes(dtype: np.dtype) -> int:

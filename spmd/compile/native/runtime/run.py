@@ -27,14 +27,7 @@ from spmd.base.errors import CollectiveError, SpmdError
 from spmd.compile.lazy import encode
 from spmd.compile.native.program import run_layout
 from spmd.compile.native.program.encoded import Encoded, StepsById
-from spmd.compile.native.program.steps import (
-    Host,
-    Loop,
-    Program,
-    RankExchange,
-    Step,
-    View,
-)
+from spmd.compile.native.program.steps import Host, Loop, Program, RankExchange, Step, View
 from spmd.compile.native.runtime.load import load_parts, num_threads, raise_signal, runtime
 from spmd.transport.flight_recorder import FLIGHT
 from spmd.transport.progress_thread import PROGRESS

@@ -18,12 +18,7 @@ import sys
 
 from spmd.compile.native.llvm.function_builder import I64, Function, Ptr, Value, define
 from spmd.compile.native.runtime.ir.wait import relax
-from spmd.compile.native.runtime.pool_layout import (
-    INSIDE,
-    LINE_BYTES,
-    MASK_BYTES,
-    MOST_PLACED,
-)
+from spmd.compile.native.runtime.pool_layout import INSIDE, LINE_BYTES, MASK_BYTES, MOST_PLACED
 
 _CORES = 8 * MASK_BYTES
 
