@@ -24,7 +24,7 @@ _ENGINES: list[object] = []
 @functools.cache
 def host_target() -> Target:
     """Return the target of this machine."""
-    return Target.from_features(llvm.get_host_cpu_features())
+    return Target.from_features(llvm.get_host_cpu_features().flatten())
 
 
 @functools.cache

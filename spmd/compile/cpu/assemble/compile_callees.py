@@ -48,8 +48,7 @@ Callee: TypeAlias = Kernel | Product | Packing | Contraction | Sort | SortRows
 @cache
 def cpu_target() -> Target:
     """The renderer's view of this machine."""
-    features = {f[1:]: f.startswith("+") for f in host().features.split(",") if f}
-    return Target.from_features(features)
+    return Target.from_features(host().features)
 
 
 # Renderings are kept: a kernel that programs share is written once per process.
@@ -64,22 +63,10 @@ def rendering(kernel: Kernel) -> Rendered:
     return made
 
 
-@cache
-def planning(product: Product) -> matmul_plan.Plan:
-    """How a product is computed."""
-    return matmul_plan.plan_product(product)
-
-
-@cache
-def packing(packing: Packing) -> matmul_plan.Plan:
-    """How an operand is packed."""
-    return matmul_plan.plan_packing(packing)
-
-
-@cache
-def contracting(contraction: Contraction) -> window_plan.Plan:
-    """How a contraction over windows is computed."""
-    return window_plan.plan_contraction(contraction)
+# How a product is computed, an operand packed, a contraction over windows computed.
+planning = cache(matmul_plan.plan_product)
+packing = cache(matmul_plan.plan_packing)
+contracting = cache(window_plan.plan_contraction)
 
 
 def callee_of(step: Step) -> Callee | None:

@@ -459,8 +459,7 @@ class _Planner:
         p, sizes = self.p, self.sizes
         if self.direct or not p.m * p.n * math.prod(p.batch):
             return 0.0
-        features = {f[1:]: f.startswith("+") for f in self.machine.features.split(",") if f}
-        target = Target.from_features(features)
+        target = Target.from_features(self.machine.features)
         rows = min(sizes["mb"], p.m)
         widths = dict.fromkeys((sizes["nb"], p.n % sizes["nb"] or sizes["nb"]))
         made = [

@@ -170,9 +170,8 @@ class _Epilogue:
         self.cost_ns = 0.0
         if given.epilogue is None:
             return
-        features = {f[1:]: f.startswith("+") for f in machine.features.split(",") if f}
         block = block_epilogue(given.epilogue, rows, given.columns, given.columns)
-        made = render(block, Target.from_features(features), tiles=False)
+        made = render(block, Target.from_features(machine.features), tiles=False)
         assert made.units == rows, "each row of an epilogue is a unit"
         maps = argument_maps(given.epilogue)[1:]
         nbytes = [itemsize(arg.dtype) for arg in given.epilogue.args[1:]]

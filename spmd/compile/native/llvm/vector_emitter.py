@@ -11,7 +11,7 @@ Names depend only on the order of emission, so equal kernels give equal text.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from spmd.base.record import record
@@ -31,13 +31,14 @@ class Target:
     fma: bool = False
 
     @staticmethod
-    def from_features(features: Mapping[str, bool]) -> Target:
-        """Choose by LLVM's feature names, as `llvmlite.binding.get_host_cpu_features` gives."""
-        if all(features.get(name) for name in ("avx512f", "avx512bw", "avx512vl", "avx512dq")):
+    def from_features(features: str) -> Target:
+        """Choose by the features of a processor in LLVM's words: `+avx2,-avx512f,...`."""
+        found = {name[1:] for name in features.split(",") if name.startswith("+")}
+        if found.issuperset(("avx512f", "avx512bw", "avx512vl", "avx512dq")):
             return Target(512, True)
-        if features.get("avx2"):
-            return Target(256, bool(features.get("fma")))
-        return Target(128, bool(features.get("fma") or features.get("neon")))
+        if "avx2" in found:
+            return Target(256, "fma" in found)
+        return Target(128, not found.isdisjoint(("fma", "neon")))
 
 
 def attributes_text(target: Target) -> str:
