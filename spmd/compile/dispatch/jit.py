@@ -51,7 +51,7 @@ from spmd.core.rewrite import dce, drop_inputs, eval_closed, hoist_tracers, prun
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
 from spmd.sharding.array import Array, check_donated, warn_unusable
-from spmd.sharding.call_cache import FastCalls, hook, no_match
+from spmd.sharding.call_cache import FastCalls, Match, hook, no_match
 from spmd.sharding.constraint import (
     as_sharding,
     check_placements,
@@ -59,6 +59,7 @@ from spmd.sharding.constraint import (
     constrain_tree,
     device_of_all,
     is_placement,
+    note_mesh_read,
     prefix_key,
     shardings_of_leaves,
 )
@@ -326,12 +327,13 @@ class JitFunction:
     ) -> None:
         """Count this call; calls of its kind get a closure when it is made for the second time."""
         mesh = state.mesh
-        # A closure neither compares the mesh of `with mesh:` nor does the work of `call_in_scope`.
-        if entry.reads_mesh and (mesh is None or current_mesh() is not mesh):
-            return
+        # A closure does not do the work of `call_in_scope`.
         if mesh is None or stays_in_scope(mesh, executable, layouts):
             kind = (executable, layouts, *[type(x) for x in split.leaves])
             make = partial(_specialised, executable, split, entry.out_tree)
+            if entry.reads_mesh and (mesh is None or current_mesh() is not mesh):
+                # Where `set_mesh` has set none, `with mesh:` and `use_abstract_mesh` may be around.
+                make = partial(_compared, current_mesh(), make)
             self._fast.over(mesh).note(kind, make)
 
     def closure(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
@@ -433,6 +435,8 @@ class JitFunction:
         key = self._key(split, avals)
         entry = self._entries.get(key)
         if entry is not None:
+            if entry.reads_mesh:  # so does the function that calls it
+                note_mesh_read()
             return entry.closed, entry.out_tree, []
         made = self._trace(split, avals, args, kwargs)
         without, hoisted = hoist_tracers(made.closed)
@@ -690,6 +694,18 @@ def _specialised(
     """
     specialise = mesh_fast_call.specialise_jitted if executable.is_map else fast_call.specialise
     return specialise(split, executable, out_tree, direct)
+
+
+def _compared(mesh: Any, make: Callable[[], Match | None]) -> Match | None:
+    """The closure that `make` makes, for calls while `mesh`, or none, is that in scope."""
+    made = make()
+    if made is None:
+        return None
+
+    def match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return made(args, kwargs) if current_mesh() is mesh else MISS
+
+    return match
 
 
 @recovery.forgets

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,13 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax
 from spmd.base.errors import DeletedError, ShapeError
-from spmd.sharding import NamedSharding
+from spmd.sharding import (
+    AbstractMesh,
+    AxisType,
+    NamedSharding,
+    get_abstract_mesh,
+    use_abstract_mesh,
+)
 from spmd.sharding import PartitionSpec as P
 from tests.compile.dispatch.fast_calls import is_fast
 
@@ -233,3 +241,50 @@ def test_jit_may_hold_more_than_a_shard_map():
             y, same = f(1.0, argument)
             np.testing.assert_array_equal(y, X * 4 - 1)
             np.testing.assert_array_equal(same, X)
+
+
+def general_calls(f: Any, *args: Any) -> int:
+    """How often a call of a jitted function takes the general path."""
+    with cProfile.Profile() as profile:
+        f(*args)
+    stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    return sum(count for (_, _, name), (count, *_) in stats.items() if name == "_call_pure")
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["alone", "in another"])
+def test_what_reads_the_mesh_has_fast_calls_outside_of_it(nested: bool):
+    """In each scope the function sees the mesh there, however often it was called elsewhere."""
+
+    def reads(x: Any) -> Any:
+        return x + len(get_abstract_mesh().axis_names)
+
+    inner = spmd.jit(reads)
+    f = spmd.jit(lambda x: inner(x) * 1) if nested else inner
+    x = np.zeros(3, np.float32)
+    for axes in ((), ("x",), (), ("x", "y"), ("x",), ()):
+        with use_abstract_mesh(AbstractMesh((2,) * len(axes), axes)):
+            for _ in range(3):
+                assert (np.asarray(f(x)) == len(axes)).all()
+            assert general_calls(f, x) == 0
+    for _ in range(3):
+        assert (np.asarray(f(x)) == 0).all()
+    assert general_calls(f, x) == 0
+
+
+def test_a_spec_over_the_mesh_around_has_fast_calls_where_it_means_the_same():
+    first, second = (
+        spmd.make_mesh(
+            (2,),
+            ("x",),
+            devices=spmd.devices()[k : k + 2],
+            axis_types=(AxisType.Auto,),
+        )
+        for k in (0, 2)
+    )
+    f = spmd.jit(lambda x: spmd.lax.with_sharding_constraint(x + 1, spmd.P("x")))
+    x = np.zeros(4, np.float32)
+    for mesh in (first, second, first, second):
+        with mesh:
+            for _ in range(3):
+                assert f(x).sharding.mesh is mesh
+            assert general_calls(f, x) == 0
