@@ -10,7 +10,6 @@ import numpy as _np
 from ml_dtypes import bfloat16
 
 from spmd.base import dtypes as _dtypes
-from spmd.base.dtypes import canonical as canonicalize_dtype
 from spmd.base.dtypes import (
     extended,
     finfo,
@@ -23,8 +22,25 @@ from spmd.base.dtypes import (
 from spmd.base.dtypes import is_bool as _is_bool
 from spmd.base.dtypes import is_complex as _is_complex
 from spmd.base.dtypes import is_integer as _is_integer
-from spmd.base.errors import TypePromotionError
+from spmd.base.errors import DtypeArgumentError, TypePromotionError
 from spmd.core.aval import typeof as _typeof
+
+
+def canonicalize_dtype(dtype: Any, allow_extended_dtype: bool = False) -> _np.dtype:
+    """The dtype that arrays of `dtype` have: 64-bit ones are halved unless x64 is on.
+
+    Raises `DtypeArgumentError` for the dtype of typed keys unless `allow_extended_dtype`, and
+    `DtypeError` for what is no dtype.
+
+    >>> canonicalize_dtype(np.float64)
+    dtype('float32')
+    """
+    found = _dtypes.canonical(dtype)
+    if _dtypes.is_key(found) and not allow_extended_dtype:
+        raise DtypeArgumentError(
+            f"canonicalize_dtype: {dtype} is an extended dtype; give allow_extended_dtype=True"
+        )
+    return found
 
 
 def result_type(*args: Any, return_weak_type_flag: bool = False) -> Any:
@@ -39,7 +55,7 @@ def result_type(*args: Any, return_weak_type_flag: bool = False) -> Any:
             aval = _typeof(x)
             pairs.append((aval.dtype, aval.weak_type))
         except TypeError:
-            pairs.append((canonicalize_dtype(x), False))
+            pairs.append((_dtypes.canonical(x), False))
     dtype, weak = _dtypes.promote(tuple(pairs))
     return (dtype, weak) if return_weak_type_flag else dtype
 

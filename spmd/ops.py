@@ -17,6 +17,7 @@ from spmd.base.errors import ConcretizationError as _ConcretizationError
 from spmd.base.errors import DtypeError as _DtypeError
 from spmd.base.errors import ShapeError as _ShapeError
 from spmd.core.aval import typeof as _typeof
+from spmd.core.explicit import lays_out_result as _lays_out_result
 from spmd.core.trace import Tracer as _Tracer
 from spmd.numpy.promotion import as_array as _as_array
 from spmd.numpy.promotion import check_arraylike as _check_arraylike
@@ -37,6 +38,7 @@ def _family(
 ) -> Callable[..., Any]:
     """A reduction of the rows of each segment."""
 
+    @_lays_out_result
     def f(
         data: Any,
         segment_ids: Any,
@@ -45,6 +47,7 @@ def _family(
         unique_indices: bool = False,
         bucket_size: int | None = None,
         mode: Any = None,
+        out_sharding: Any = None,
     ) -> Any:
         _check_arraylike(name, data, segment_ids)
         data, ids = _as_array(data), _as_array(segment_ids)
@@ -86,7 +89,8 @@ _REST = """
     `data` has shape (n, ...), `segment_ids` (n,) integers; the result has shape
     (num_segments, ...). Without `num_segments` it is one more than the largest number, which then
     must be concrete. `mode` as in `x.at[]`; `bucket_size` reduces that many rows at a time and
-    joins the results, which is more exact for long sums. Raises `ShapeError` and `DtypeError`.
+    joins the results, which is more exact for long sums. `out_sharding`, a sharding or spec over
+    `Explicit` mesh axes, is the layout of the result. Raises `ShapeError` and `DtypeError`.
 
     >>> segment_sum(np.array([1.0, 2.0, 4.0]), np.array([0, 1, 0]), num_segments=3)
     Array([5., 2., 0.], dtype=float32)

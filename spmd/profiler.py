@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spmd.base.config import config
-from spmd.base.errors import ArgumentError
+from spmd.base.errors import ArgumentError, RefusedError
 from spmd.base.lazy_import import without as _without
 from spmd.base.source import current_source
 from spmd.transport import trace_export
@@ -34,12 +34,24 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def start_trace(log_dir: str | Path) -> None:
+def start_trace(
+    log_dir: str | Path,
+    create_perfetto_link: bool = False,
+    create_perfetto_trace: bool = False,
+    profiler_options: Any = None,
+) -> None:
     """Begin a timeline of this rank in the folder `log_dir`, until `stop_trace`.
 
-    **Every rank must make the call**: a timeline without one shows no waits for it.
-    Raises `ArgumentError` while another timeline is under way.
+    **Every rank must make the call**: a timeline without one shows no waits for it. The file is
+    one for Perfetto in any case, with or without `create_perfetto_trace`, and `profiler_options`
+    are those of XLA's profiler, without effect. Raises `ArgumentError` while another timeline is
+    under way, and `RefusedError` for `create_perfetto_link`, which would serve the file.
     """
+    if create_perfetto_link:
+        raise RefusedError(
+            "start_trace: create_perfetto_link=True serves no file here; open trace.json of "
+            f"{log_dir} at https://ui.perfetto.dev"
+        )
     if config.trace and FLIGHT.keeps_programs:
         raise ArgumentError(
             f"start_trace: a timeline is under way in {config.trace}; stop it first"
@@ -62,8 +74,15 @@ def stop_trace() -> None:
 
 
 @contextmanager
-def trace(log_dir: str | Path) -> Iterator[None]:
+def trace(
+    log_dir: str | Path,
+    create_perfetto_link: bool = False,
+    create_perfetto_trace: bool = False,
+    profiler_options: Any = None,
+) -> Iterator[None]:
     """Keep a timeline of a `with` block in the folder `log_dir`.
+
+    The parameters are those of `start_trace`.
 
     >>> import tempfile, os, spmd
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +91,7 @@ def trace(log_dir: str | Path) -> Iterator[None]:
     ...     sorted(os.listdir(folder))
     ['rank-0.trace', 'trace.json']
     """
-    start_trace(log_dir)
+    start_trace(log_dir, create_perfetto_link, create_perfetto_trace, profiler_options)
     try:
         yield
     finally:

@@ -112,7 +112,7 @@ class Ref(cells.Cell, HasAval):
         """Write the elements at an index, and return what was there."""
         return swap(self, index, value)
 
-    def addupdate(self, x: Any, idx: Any = None) -> None:
+    def addupdate(self, x: Any, idx: Any = ()) -> None:
         """Add to the elements at an index."""
         addupdate(self, idx, x)
 

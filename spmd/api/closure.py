@@ -42,7 +42,7 @@ def closure_convert(
     ...     g, consts = spmd.closure_convert(lambda x: snp.sin(x) * y, 0.0)
     ...     return len(consts), g(1.0, *consts)
     >>> spmd.grad(lambda y: outer(y)[1])(2.0).round(4)
-    Array(0.8415, dtype=float32)
+    Array(0.8415, dtype=float32, weak_type=True)
     """
     flat, in_tree = tree_flatten((example_args, {}))
     check_arrays(f"closure_convert({function_name(fun)})", leaf_names(fun, example_args), flat)

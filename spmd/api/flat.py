@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, GradError, ShapeError
+from spmd.base.errors import ArgumentError, GradError, RefusedError, ShapeError
 from spmd.base.source import current_source
 from spmd.base.traceback_filter import simplify
 from spmd.base.tree import (
@@ -81,6 +81,12 @@ def _in_words(out: Any) -> str:
     if is_arraylike(out):
         return f"one array, {typeof(out).short()}; leave has_aux out, or return value, aux"
     return f"a {type(out).__name__}; write return value, aux"
+
+
+def refuse_reduce_axes(what: str, reduce_axes: Sequence[Any]) -> None:
+    """JAX, too, has this parameter and takes no axes: `lax.psum` reduces gradients."""
+    if reduce_axes:
+        raise RefusedError(f"{what}: reduce_axes must be empty; sum gradients with lax.psum")
 
 
 def check_function(transformation: str, fun: Any) -> None:

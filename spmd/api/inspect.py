@@ -17,6 +17,7 @@ from spmd.api.flat import (
     check_cotangents,
     check_function,
     partial_of,
+    refuse_reduce_axes,
 )
 from spmd.base import dtypes
 from spmd.base.config import config
@@ -181,17 +182,21 @@ def device_get(x: Any) -> Any:
 
 
 @api_boundary
-def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., Any]:
+def linear_transpose(
+    fun: Callable[..., Any], *primals: Any, reduce_axes: Sequence[Any] = ()
+) -> Callable[..., Any]:
     """Make the transpose of `fun`, a function that is linear in its arguments.
 
     `primals` give shapes and dtypes only (arrays, or anything with `.shape` and `.dtype`). The
     transpose takes a cotangent of the structure and shapes of the output, and returns the tuple of
     cotangents of the arguments. It is a pytree of the arrays that `fun` closes over, which jitted
     functions may return and take. It raises `PytreeError` if the structure is another one.
+    `reduce_axes` must be empty, else a `RefusedError` is raised.
 
     >>> spmd.linear_transpose(lambda x: 2 * x, 1.0)(3.0)
     (Array(6., dtype=float32, weak_type=True),)
     """
+    refuse_reduce_axes("linear_transpose", reduce_axes)
     flat, in_tree = tree_flatten((primals, {}))
     avals = [_aval_like(x) for x in flat]
     flat_f = FlatFunction(fun, in_tree)

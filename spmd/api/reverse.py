@@ -20,6 +20,7 @@ from spmd.api.flat import (
     normal_argnums,
     partial_of,
     plain_argnums,
+    refuse_reduce_axes,
 )
 from spmd.api.summed import warn_of_summed_loss
 from spmd.base import dtypes
@@ -94,30 +95,43 @@ def pull_flat(pullback: Residual, cts: Sequence[Any]) -> list[Any]:
 
 @overload
 def vjp(
-    fun: Callable[..., R], *primals: Any, has_aux: Literal[False] = False
+    fun: Callable[..., R],
+    *primals: Any,
+    has_aux: Literal[False] = False,
+    reduce_axes: Sequence[Any] = (),
 ) -> tuple[R, Callable[[Any], tuple[Any, ...]]]: ...
 
 
 @overload
 def vjp(
-    fun: Callable[..., Any], *primals: Any, has_aux: Literal[True]
+    fun: Callable[..., Any],
+    *primals: Any,
+    has_aux: Literal[True],
+    reduce_axes: Sequence[Any] = (),
 ) -> tuple[Any, Callable[[Any], tuple[Any, ...]], Any]: ...
 
 
 @api_boundary
-def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+def vjp(
+    fun: Callable[..., Any],
+    *primals: Any,
+    has_aux: bool = False,
+    reduce_axes: Sequence[Any] = (),
+) -> Any:
     """Evaluate `fun` and return the function that pulls cotangents back.
 
     The result is the pair (value, pullback); with `has_aux=True`, `fun` returns (value, aux) and
     the result is (value, pullback, aux). `pullback` takes a cotangent of the structure, shapes and
     dtypes of the value, and returns the tuple of the cotangents of `primals`, of their shapes and
     dtypes (float0 for integers and booleans). It is a pytree: jitted functions may return and take
-    it. It raises `PytreeError` or `ShapeError` for a cotangent that does not match.
+    it. It raises `PytreeError` or `ShapeError` for a cotangent that does not match. `reduce_axes`
+    must be empty, else a `RefusedError` is raised.
 
     >>> y, pullback = spmd.vjp(lambda x: x * x, 3.0)
     >>> pullback(1.0)
     (Array(6., dtype=float32, weak_type=True),)
     """
+    refuse_reduce_axes("vjp", reduce_axes)
     outs, flat_f, pullback = vjp_flat(fun, primals, has_aux)
     value = flat_f.value(outs)
     return (value, pullback, flat_f.aux(outs)) if has_aux else (value, pullback)
@@ -183,23 +197,25 @@ def grad(
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
 ) -> Callable[P, Any]:
     """Make the function that computes the gradient of the scalar function `fun`.
 
     The gradient has the structure, shapes and dtypes of argument `argnums` (a tuple of them if
     `argnums` is a sequence). With `has_aux=True`, `fun` returns (value, aux) and the result is
     (gradient, aux). With `holomorphic=True`, arguments and value are complex. With
-    `allow_int=True`, integer arguments get gradients of dtype float0.
+    `allow_int=True`, integer arguments get gradients of dtype float0. `reduce_axes` must be empty.
 
     Raises `GradError` if the value is not a real scalar, or if an argument is not of a floating
-    dtype; `ArgumentError` if `fun` is no function or has no such argument.
+    dtype; `ArgumentError` if `fun` is no function or has no such argument; `RefusedError` for
+    `reduce_axes`.
 
     >>> spmd.grad(lambda x: x * x)(3.0)
     Array(6., dtype=float32, weak_type=True)
     >>> spmd.grad(lambda w, x: (w * x).sum(), argnums=(0, 1))(2.0, np.ones(2))
     (Array(2., dtype=float32, weak_type=True), Array([2., 2.], dtype=float32))
     """
-    both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int)
+    both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, reduce_axes)
 
     @api_boundary
     @described(fun, "The gradient of {0} with respect to argument(s) {1}.", argnums)
@@ -216,12 +232,13 @@ def value_and_grad(
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
 ) -> Callable[P, tuple[R, Any]]:
     """Make the function that computes the value of the scalar function `fun`, and its gradient.
 
     The result is the pair (value, gradient), or ((value, aux), gradient) with `has_aux=True`.
-    `argnums`, `holomorphic`, `allow_int`, the gradient's shape and dtype, and the errors are those
-    of `grad`: `GradError` and `ArgumentError`.
+    `argnums`, `holomorphic`, `allow_int`, `reduce_axes`, the gradient's shape and dtype, and the
+    errors are those of `grad`: `GradError`, `ArgumentError` and `RefusedError`.
 
     >>> spmd.value_and_grad(lambda x: x * x)(3.0)
     (Array(9., dtype=float32, weak_type=True), Array(6., dtype=float32, weak_type=True))
@@ -230,6 +247,7 @@ def value_and_grad(
     (9.0, -3.0, 6.0)
     """
     check_function("grad", fun)
+    refuse_reduce_axes("grad", reduce_axes)
     argnums = plain_argnums(argnums)
 
     @api_boundary

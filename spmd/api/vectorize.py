@@ -27,6 +27,7 @@ from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.mutable.cells import Cell, put_back, values_of
 from spmd.core.structural import broadcast_leading, move_dim
 from spmd.core.vmap import BatchAxis, batch_flat
+from spmd.lax.reduce import reduce_sum
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,6 +40,7 @@ def vmap(
     axis_name: Any = None,
     axis_size: int | None = None,
     spmd_axis_name: Any = None,
+    sum_match: bool = False,
 ) -> Callable[P, R]:
     """Vectorise `fun` over one dim of its arguments.
 
@@ -48,7 +50,8 @@ def vmap(
     n; dtypes are those of `fun`. `axis_size` is n where no argument is mapped. With `axis_name`,
     collectives inside work along the mapped dim. With `spmd_axis_name`, a mesh axis or a tuple of
     them, a `shard_map` inside splits the mapped dim over those axes, which its specs must then
-    leave out: each device computes its share of the examples.
+    leave out: each device computes its share of the examples. With `sum_match=True` a result that
+    is mapped and whose `out_axes` is None is summed over the mapped dim.
 
     Raises `ShapeError` if mapped sizes disagree or a dim does not exist, `PytreeError` if `in_axes`
     is no prefix, `ArgumentError` if nothing is mapped, if an argument is no array or if `out_axes`
@@ -68,6 +71,7 @@ def vmap(
         spmd_names = spmd_axis_name if isinstance(spmd_axis_name, tuple) else (spmd_axis_name,)
 
     how = {"axis_name": axis_name, "axis_size": axis_size, "spmd_axis_name": spmd_axis_name}
+    how["sum_match"] = sum_match
 
     @api_boundary
     @described(fun, "Vectorized version of {0}, over an axis of arrays that it takes.")
@@ -97,7 +101,7 @@ def vmap(
             out_axes, tree_unflatten(tree, outs), f"{what}: out_axes", value="the output"
         )
         placed = [
-            _place_out(what, k, x, d, want, size)
+            _place_out(what, k, x, d, want, size, sum_match)
             for k, (x, d, want) in enumerate(zip(outs, dims, wanted, strict=True))
         ]
         return tree_unflatten(tree, [as_array(x) for x in placed])
@@ -176,8 +180,12 @@ def _mapped_entry(
     return found
 
 
-def _place_out(what: str, k: int, x: Any, dim: int | None, want: Any, size: int) -> Any:
+def _place_out(
+    what: str, k: int, x: Any, dim: int | None, want: Any, size: int, sum_match: bool
+) -> Any:
     if want is None:
+        if dim is not None and sum_match:
+            return reduce_sum(x, (dim,))
         if dim is not None:
             raise ArgumentError(
                 f"{current_source()}: {what}: out_axes is None for output {k}, but that output "

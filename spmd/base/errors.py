@@ -170,7 +170,7 @@ class KeyReuseError(SpmdError, TypeError):
 
 
 class RefusedError(SpmdError, TypeError, NotImplementedError, ValueError):
-    """A primitive has no such rule, and says why."""
+    """A primitive has no such rule, or a parameter of JAX no meaning here; the text says why."""
 
 
 class GradError(SpmdError, TypeError):

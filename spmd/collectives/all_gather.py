@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ArgumentError, RefusedError
 from spmd.base.util import canonical_dim
+from spmd.collectives.axis import pcast, unvary
 from spmd.collectives.groups import (
     Groups,
     collective,
@@ -36,6 +38,7 @@ def all_gather(
     axis_index_groups: Any = None,
     axis: int = 0,
     tiled: bool = False,
+    to: str = "varying",
 ) -> Any:
     """Gather the values of every device along a named axis.
 
@@ -43,10 +46,13 @@ def all_gather(
     position `axis`; with `tiled=True`, dim `axis` grows by the factor n instead. Every device gets
     the same result: globally, `pmap` turns (n, *S) into (n, n, *S). The dtype stays. `axis_name` is
     a name or a tuple of names; `axis_index_groups` gathers inside each group of positions, as in
-    `psum`.
+    `psum`. In a `shard_map` with types the result varies over the axis; with `to="invarying"` its
+    type says that it is equal on all devices, and with `to="reduced"` its cotangents are terms of
+    a sum besides.
 
-    Raises `AxisError` if the axis is not in scope, `DimensionError` if `axis` is out of range, and
-    `ArgumentError` if the groups do not divide the axis into parts of equal size.
+    Raises `AxisError` if the axis is not in scope, `DimensionError` if `axis` is out of range,
+    `ArgumentError` if the groups do not divide the axis into parts of equal size or for another
+    `to`, and `RefusedError` for groups with a `to`.
 
     >>> spmd.pmap(lambda x: lax.all_gather(x, "i"), axis_name="i")(np.arange(4))
     Array([[0, 1, 2, 3],
@@ -58,16 +64,23 @@ def all_gather(
     (4, 8)
     """
     axes = names_of(axis_name)
+    if to not in ("varying", "invarying", "reduced"):
+        raise ArgumentError(f"all_gather: to={to!r} must be 'varying', 'invarying' or 'reduced'")
     if not axes:  # as in JAX, without a new dim
         return map_leaves(unchanged, x)
     groups = normal_groups("all_gather", axes, axis_index_groups)
+    if groups is not None and to != "varying":
+        raise RefusedError(f"all_gather: to={to!r} cannot be said of axis_index_groups")
     size = group_size(axes, groups)
 
     def one(leaf: Any) -> Any:
         ndim = typeof(leaf).ndim
         dim = canonical_dim(axis, ndim if tiled else ndim + 1, "all_gather: axis")
         leaf = make_varying(leaf, axes)
-        return all_gather_p.bind(leaf, axes=axes, groups=groups, dim=dim, size=size, tiled=tiled)
+        whole = all_gather_p.bind(leaf, axes=axes, groups=groups, dim=dim, size=size, tiled=tiled)
+        if to != "varying":
+            whole = unvary(whole, axes)
+        return pcast(whole, axes, to="reduced") if to == "reduced" else whole
 
     return map_leaves(one, x)
 

@@ -149,11 +149,17 @@ def joined_sharding(avals: Sequence[ShapedArray]) -> Any:
 def lays_out_result(f: Function) -> Function:
     """Decorate a function that has a parameter `out_sharding`, which it does not look at.
 
-    Given one, its result is laid out so, whatever the layouts of the operands.
+    Given one, its result is laid out so, whatever the layouts of the operands. The parameter is
+    given by name, or also by position if it is the last that may be.
     """
+    code = f.__code__
+    names = code.co_varnames[: code.co_argcount]
+    last = len(names) - 1 if names[-1:] == ("out_sharding",) else None
 
     @functools.wraps(f)
     def call(*args: Any, out_sharding: Any = None, **kwargs: Any) -> Any:
+        if last is not None and len(args) > last:
+            args, out_sharding = args[:-1], args[-1]
         if out_sharding is None:
             return f(*args, **kwargs)
         return hooks.laid_out(f, args, kwargs, out_sharding)

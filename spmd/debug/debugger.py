@@ -51,6 +51,7 @@ class _Stop:
 
 def debug_breakpoint(
     *,
+    backend: str | None = None,
     filter_frames: bool = True,
     num_frames: int | None = None,
     ordered: bool = False,
@@ -62,7 +63,7 @@ def debug_breakpoint(
     all) are values then, those of one example under vmap and of one device under pmap. Commands: `p
     EXPRESSION`, `pp EXPRESSION`, `l` (list the source), `bt` (the frames), `u` and `d` (up and down
     the frames), `c` (continue), `q` (end the program). With `filter_frames`, frames of spmd are not
-    shown.
+    shown. `backend` chooses among JAX's debuggers; there is one here.
 
     Over several processes `rank` says which one stops; it needs the standard input (rank 0 has it;
     `spmdrun --stdin 1` gives it to another). The others go on to their next collective with it,

@@ -50,8 +50,20 @@ def _label(devices: Sequence[Any]) -> str:
     return f"{devices[0].platform.upper()} {','.join(str(d.id) for d in devices)}"
 
 
-def visualize_sharding(shape: Sequence[int], sharding: Any) -> None:
+def visualize_sharding(
+    shape: Sequence[int],
+    sharding: Any,
+    *,
+    use_color: bool = True,
+    scale: float = 1.0,
+    min_width: int = 9,
+    max_width: int = 80,
+    color_map: Any = None,
+) -> None:
     """Print which device holds which part of an array of this shape, of 1 or 2 dims.
+
+    The other parameters are those of JAX's coloured boxes; the table here is plain text, and as
+    large as its words. Raises `ArgumentError` for an array of other dims.
 
     >>> import spmd
     >>> mesh = spmd.make_mesh((2, 2), ("a", "b"))
@@ -65,8 +77,10 @@ def visualize_sharding(shape: Sequence[int], sharding: Any) -> None:
     print(sharding_table(shape, sharding))
 
 
-def visualize_array_sharding(arr: Any) -> None:
+def visualize_array_sharding(arr: Any, **kwargs: Any) -> None:
     """Print which device holds which part of an array of 1 or 2 dims.
+
+    The keyword arguments are those of `visualize_sharding`.
 
     >>> import spmd, spmd.numpy as snp
     >>> mesh = spmd.make_mesh((4,), ("a",))
@@ -76,7 +90,9 @@ def visualize_array_sharding(arr: Any) -> None:
     │ CPU 0 │ CPU 1 │ CPU 2 │ CPU 3 │
     └───────┴───────┴───────┴───────┘
     """
-    inspect_array_sharding(arr, callback=lambda sharding: visualize_sharding(arr.shape, sharding))
+    inspect_array_sharding(
+        arr, callback=lambda sharding: visualize_sharding(arr.shape, sharding, **kwargs)
+    )
 
 
 def inspect_array_sharding(value: Any, *, callback: Callable[[Any], None]) -> None:

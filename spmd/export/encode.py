@@ -46,9 +46,10 @@ from spmd.lax import (  # noqa: F401
 from spmd.lax.arithmetic import RoundingMethod
 from spmd.lax.attention_blocks import Attention
 from spmd.lax.conv_dims import ConvDimensionNumbers, Windows
-from spmd.lax.dot import DimensionNumbers, Precision
+from spmd.lax.dot import DimensionNumbers
 from spmd.lax.keys import threefry, words  # noqa: F401
 from spmd.lax.keys.rng import RandomAlgorithm
+from spmd.lax.precision import Precision
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes
 from spmd.sharding.named import NamedSharding

@@ -144,7 +144,6 @@ from spmd.lax.cumulative import (
     cumsum_p,
 )
 from spmd.lax.dot import (
-    Precision,
     batch_matmul,
     dot,
     dot_general,
@@ -246,6 +245,7 @@ from spmd.lax.logic import (
     shift_right_logical_p,
     xor_p,
 )
+from spmd.lax.precision import Precision
 from spmd.lax.reduce import (
     argmax,
     argmax_p,

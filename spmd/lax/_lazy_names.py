@@ -12,8 +12,8 @@ from spmd.lax.conv_derived import (
     conv_transpose,
     conv_transpose_shape_tuple,
 )
-from spmd.lax.dot import AccuracyMode, DotAlgorithmPreset
 from spmd.lax.keys.rng import RandomAlgorithm, rng_bit_generator, rng_bit_generator_p, rng_uniform
+from spmd.lax.precision import AccuracyMode, DotAlgorithm, DotAlgorithmPreset, Tolerance
 from spmd.lax.ragged import (
     RaggedDotDimensionNumbers,
     ragged_dot,

@@ -30,6 +30,7 @@ from spmd.lax.families import (
     unary,
 )
 from spmd.lax.logic import eq, ge, select
+from spmd.lax.precision import check_accuracy
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -74,16 +75,19 @@ def sub(x: Any, y: Any) -> Array:
     return sub_p.bind(*matched(x, y))
 
 
-def mul(x: Any, y: Any) -> Array:
+def mul(x: Any, y: Any, *, out_dtype: Any = None) -> Array:
     """Multiply `x` and `y`, elementwise.
 
     `x` and `y` have one shape, or are scalars, and one integer, float or complex dtype; a Python
-    number takes that of the other. Integers wrap around. Raises `ShapeError` or `DtypeError` if
-    shapes or dtypes differ: lax does not broadcast or promote, `snp.multiply` does.
+    number takes that of the other. Integers wrap around. With `out_dtype` both are converted to it
+    before. Raises `ShapeError` or `DtypeError` if shapes or dtypes differ: lax does not broadcast
+    or promote, `snp.multiply` does.
 
     >>> lax.mul(np.array([1, 2]), 10)
     Array([10, 20], dtype=int32)
     """
+    if out_dtype is not None:
+        x, y = convert_element_type(x, out_dtype), convert_element_type(y, out_dtype)
     return mul_p.bind(*matched(x, y))
 
 
@@ -242,38 +246,47 @@ def square(x: Any) -> Array:
     return square_p.bind(x)
 
 
-def sqrt(x: Any) -> Array:
+def sqrt(x: Any, *, accuracy: Any = None) -> Array:
     """Compute the square root, elementwise.
 
     `x` keeps its shape and its float or complex dtype. Of a negative float it is NaN. Raises
     `DtypeError` for integers and booleans.
+    Every `accuracy`, a `lax.AccuracyMode` or a `lax.Tolerance`, is met: see docs/accuracy.md.
 
     >>> lax.sqrt(np.array([4.0, 2.25, -1.0]))
     Array([2. , 1.5, nan], dtype=float32)
     """
+    if accuracy is not None:
+        check_accuracy("sqrt", accuracy)
     return sqrt_p.bind(x)
 
 
-def rsqrt(x: Any) -> Array:
+def rsqrt(x: Any, *, accuracy: Any = None) -> Array:
     """Compute `1 / sqrt(x)`, elementwise.
 
     `x` keeps its shape and its float or complex dtype. It is infinite at 0 and NaN below. Raises
     `DtypeError` for integers and booleans.
+    Every `accuracy`, a `lax.AccuracyMode` or a `lax.Tolerance`, is met: see docs/accuracy.md.
 
     >>> lax.rsqrt(np.array([4.0, 0.25, 0.0]))
     Array([0.5, 2. , inf], dtype=float32)
     """
+    if accuracy is not None:
+        check_accuracy("rsqrt", accuracy)
     return rsqrt_p.bind(x)
 
 
-def cbrt(x: Any) -> Array:
+def cbrt(x: Any, *, accuracy: Any = None) -> Array:
     """Compute the real cube root, elementwise.
 
     `x` keeps its shape and its float dtype. Raises `DtypeError` for other dtypes.
+    Every `accuracy`, a `lax.AccuracyMode` or a `lax.Tolerance`, is met: see docs/accuracy.md.
 
     >>> lax.cbrt(np.array([-8.0, 27.0]))
     Array([-2.,  3.], dtype=float32)
     """
+    if accuracy is not None:
+        check_accuracy("cbrt", accuracy)
     return cbrt_p.bind(x)
 
 
@@ -347,15 +360,18 @@ cbrt_p = unary(
 )
 
 
-def log(x: Any) -> Array:
+def log(x: Any, *, accuracy: Any = None) -> Array:
     """Compute the natural logarithm, elementwise; NaN below zero.
 
     `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
     booleans.
+    Every `accuracy`, a `lax.AccuracyMode` or a `lax.Tolerance`, is met: see docs/accuracy.md.
 
     >>> lax.log(np.array([0.0, 1.0, -1.0]))
     Array([-inf,   0.,  nan], dtype=float32)
     """
+    if accuracy is not None:
+        check_accuracy("log", accuracy)
     return log_p.bind(x)
 
 

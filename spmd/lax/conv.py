@@ -30,8 +30,9 @@ from spmd.lax.conv_dims import (
     swapped,
 )
 from spmd.lax.convert import convert_element_type
-from spmd.lax.dot import check_precision, check_preferred, product_dtypes
+from spmd.lax.dot import check_preferred, product_dtypes
 from spmd.lax.families import ANY, NARROW_FLOATS, check_dtype, check_same_dtype, fail
+from spmd.lax.precision import check_precision
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -52,7 +53,6 @@ def conv_general_dilated(
     batch_group_count: int = 1,
     precision: Any = None,
     preferred_element_type: Any = None,
-    *,
     out_sharding: Any = None,
 ) -> Array:
     """Slide the windows `rhs` over `lhs`, and sum the products of each position.

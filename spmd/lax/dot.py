@@ -6,7 +6,6 @@ kept) or free; the result has the batch dims, then the free dims of the left, th
 
 from __future__ import annotations
 
-import enum
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,76 +21,10 @@ from spmd.core.primitive import Dims, Primitive, Zero, dims, remembered
 from spmd.core.structural import add_any, is_linear, permute_dims
 from spmd.lax.convert import convert_element_type
 from spmd.lax.families import ANY, NARROW_FLOATS, check_dtype, check_same_dtype, fail, shifted
+from spmd.lax.precision import check_precision
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
-
-
-class Precision(enum.Enum):
-    """How exact a product of floats must be; the CPU always computes with full precision."""
-
-    DEFAULT = 0
-    HIGH = 1
-    HIGHEST = 2
-
-
-class DotAlgorithmPreset(enum.Enum):
-    """The algorithms of products that JAX names; the CPU always computes with full precision.
-
-    A name says the dtypes of both operands and of sums, and how many products each stands for.
-    """
-
-    DEFAULT = 0
-    ANY_F8_ANY_F8_F32 = 1
-    ANY_F8_ANY_F8_F32_FAST_ACCUM = 2
-    ANY_F8_ANY_F8_ANY = 3
-    ANY_F8_ANY_F8_ANY_FAST_ACCUM = 4
-    F16_F16_F16 = 5
-    F16_F16_F32 = 6
-    BF16_BF16_BF16 = 7
-    BF16_BF16_F32 = 8
-    BF16_BF16_F32_X3 = 9
-    BF16_BF16_F32_X6 = 10
-    BF16_BF16_F32_X9 = 11
-    TF32_TF32_F32 = 12
-    TF32_TF32_F32_X3 = 13
-    F32_F32_F32 = 14
-    F64_F64_F64 = 15
-
-    def __str__(self) -> str:
-        return self.name
-
-
-class AccuracyMode(enum.Enum):
-    """How exact a function of one number must be; docs/accuracy.md says how exact all are here."""
-
-    HIGHEST = 1
-    DEFAULT = 2
-
-
-# The names of JAX's `Precision` and `DotAlgorithmPreset`, and their aliases.
-_PRECISIONS = frozenset(
-    (
-        *"default bfloat16 fastest high bfloat16_3x tensorfloat32 highest float32".split(),
-        *(algorithm.name for algorithm in DotAlgorithmPreset),
-    )
-)
-
-
-def check_precision(name: str, precision: Any) -> None:
-    """Raise an `ArgumentError` for a precision, or a pair of them, that does not exist."""
-    given = precision if isinstance(precision, (tuple, list)) else (precision,)
-    if len(given) > 2 or not all(
-        one is None
-        or isinstance(one, (Precision, DotAlgorithmPreset))
-        or (isinstance(one, str) and one in _PRECISIONS)
-        for one in given
-    ):
-        fail(
-            ArgumentError,
-            f"{name}: precision={precision!r} must be None, a lax.Precision, a name such as "
-            "'highest', 'high', 'default' or 'BF16_BF16_F32', or a pair of these",
-        )
 
 
 class DimensionNumbers(NamedTuple):

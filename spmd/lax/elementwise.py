@@ -13,6 +13,7 @@ import numpy as np
 from spmd.lax.arithmetic import add, div, mul, neg, rsqrt, square, sub
 from spmd.lax.convert import matched
 from spmd.lax.families import FLOAT, INEXACT, binary, const, unary
+from spmd.lax.precision import check_accuracy
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -20,63 +21,78 @@ if TYPE_CHECKING:
 # ---- exponentials and logarithms ---------------------------------------------------------------
 
 
-def exp(x: Any) -> Array:
+def exp(x: Any, *, accuracy: Any = None) -> Array:
     """Compute e to the power `x`, elementwise.
 
     `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
     booleans.
+    Every `accuracy`, a `lax.AccuracyMode` or a `lax.Tolerance`, is met: see docs/accuracy.md.
 
     >>> lax.exp(np.array([-1.0, 0.0, 2.0]))
     Array([0.36787945, 1.        , 7.389056  ], dtype=float32)
     """
+    if accuracy is not None:
+        check_accuracy("exp", accuracy)
     return exp_p.bind(x)
 
 
-def exp2(x: Any) -> Array:
+def exp2(x: Any, *, accuracy: Any = None) -> Array:
     """Compute 2 to the power `x`, elementwise.
 
     `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
     booleans.
+    Every `accuracy`, a `lax.AccuracyMode` or a `lax.Tolerance`, is met: see docs/accuracy.md.
 
     >>> lax.exp2(np.array([-1.0, 0.0, 2.0]))
     Array([0.5, 1. , 4. ], dtype=float32)
     """
+    if accuracy is not None:
+        check_accuracy("exp2", accuracy)
     return exp2_p.bind(x)
 
 
-def expm1(x: Any) -> Array:
+def expm1(x: Any, *, accuracy: Any = None) -> Array:
     """Compute `exp(x) - 1`, elementwise, accurate near 0.
 
     `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
     booleans.
+    Every `accuracy`, a `lax.AccuracyMode` or a `lax.Tolerance`, is met: see docs/accuracy.md.
 
     >>> lax.expm1(np.array([1e-10, 1.0]))
     Array([1.0000000e-10, 1.7182817e+00], dtype=float32)
     """
+    if accuracy is not None:
+        check_accuracy("expm1", accuracy)
     return expm1_p.bind(x)
 
 
-def log1p(x: Any) -> Array:
+def log1p(x: Any, *, accuracy: Any = None) -> Array:
     """Compute `log(1 + x)`, elementwise, accurate near 0.
 
     `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
     booleans.
+    Every `accuracy`, a `lax.AccuracyMode` or a `lax.Tolerance`, is met: see docs/accuracy.md.
 
     >>> lax.log1p(np.array([1e-10, 1.0]))
     Array([1.000000e-10, 6.931472e-01], dtype=float32)
     """
+    if accuracy is not None:
+        check_accuracy("log1p", accuracy)
     return log1p_p.bind(x)
 
 
-def logistic(x: Any) -> Array:
+def logistic(x: Any, *, accuracy: Any = None) -> Array:
     """Compute the sigmoid `1 / (1 + exp(-x))`, elementwise.
 
     `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
     booleans.
+    Every `accuracy`, a `lax.AccuracyMode` or a `lax.Tolerance`, is met: see docs/accuracy.md.
 
     >>> lax.logistic(np.array([-np.inf, 0.0, 1.0]))
     Array([0.        , 0.5       , 0.73105854], dtype=float32)
     """
+    if accuracy is not None:
+        check_accuracy("logistic", accuracy)
     return logistic_p.bind(x)
 
 
@@ -122,39 +138,48 @@ logistic_p = unary(
 # ---- trigonometric -----------------------------------------------------------------------------
 
 
-def sin(x: Any) -> Array:
+def sin(x: Any, *, accuracy: Any = None) -> Array:
     """Compute the sine of `x` radians, elementwise.
 
     `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
     booleans.
+    Every `accuracy`, a `lax.AccuracyMode` or a `lax.Tolerance`, is met: see docs/accuracy.md.
 
     >>> lax.sin(np.array([0.0, 0.5, 1.0]))
     Array([0.        , 0.47942555, 0.841471  ], dtype=float32)
     """
+    if accuracy is not None:
+        check_accuracy("sin", accuracy)
     return sin_p.bind(x)
 
 
-def cos(x: Any) -> Array:
+def cos(x: Any, *, accuracy: Any = None) -> Array:
     """Compute the cosine of `x` radians, elementwise.
 
     `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
     booleans.
+    Every `accuracy`, a `lax.AccuracyMode` or a `lax.Tolerance`, is met: see docs/accuracy.md.
 
     >>> lax.cos(np.array([0.0, 0.5, 1.0]))
     Array([1.        , 0.87758255, 0.5403023 ], dtype=float32)
     """
+    if accuracy is not None:
+        check_accuracy("cos", accuracy)
     return cos_p.bind(x)
 
 
-def tan(x: Any) -> Array:
+def tan(x: Any, *, accuracy: Any = None) -> Array:
     """Compute the tangent of `x` radians, elementwise.
 
     `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
     booleans.
+    Every `accuracy`, a `lax.AccuracyMode` or a `lax.Tolerance`, is met: see docs/accuracy.md.
 
     >>> lax.tan(np.array([0.0, 0.5, 1.0]))
     Array([0.       , 0.5463025, 1.5574079], dtype=float32)
     """
+    if accuracy is not None:
+        check_accuracy("tan", accuracy)
     return tan_p.bind(x)
 
 
@@ -269,15 +294,18 @@ def cosh(x: Any) -> Array:
     return cosh_p.bind(x)
 
 
-def tanh(x: Any) -> Array:
+def tanh(x: Any, *, accuracy: Any = None) -> Array:
     """Compute the hyperbolic tangent, elementwise.
 
     `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
     booleans.
+    Every `accuracy`, a `lax.AccuracyMode` or a `lax.Tolerance`, is met: see docs/accuracy.md.
 
     >>> lax.tanh(np.array([0.0, 0.5, 1.0]))
     Array([0.        , 0.46211717, 0.7615942 ], dtype=float32)
     """
+    if accuracy is not None:
+        check_accuracy("tanh", accuracy)
     return tanh_p.bind(x)
 
 

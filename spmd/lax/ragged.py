@@ -42,7 +42,6 @@ def ragged_dot(
     precision: Any = None,
     preferred_element_type: Any = None,
     group_offset: None = None,
-    *,
     out_sharding: Any = None,
 ) -> Array:
     """Multiply each group of rows of `lhs` (m, k) with its own matrix of `rhs` (g, k, n).
@@ -77,7 +76,6 @@ def ragged_dot_general(
     precision: Any = None,
     preferred_element_type: Any = None,
     group_offset: None = None,
-    *,
     out_sharding: Any = None,
 ) -> Array:
     """Compute a `dot_general` one dim of whose `lhs` is cut into groups, by `group_sizes` (..., g).

@@ -370,7 +370,6 @@ def reduce(
     init_values: Any,
     computation: Callable[..., Any],
     dimensions: Sequence[int],
-    *,
     out_sharding: Any = None,
 ) -> Any:
     """Combine elements along `dimensions` with any associative function of two scalars.

@@ -1,4 +1,8 @@
-"""`spmd.nn.initializers`: functions that make functions `init(key, shape, dtype)` of weights."""
+"""`spmd.nn.initializers`: functions that make functions `init(key, shape, dtype)` of weights.
+
+Each takes `out_sharding` last, a sharding or spec over `Explicit` mesh axes: the layout of the
+weights.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from spmd import lax, random
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
+from spmd.core.explicit import lays_out_result
 from spmd.numpy.creation import canonical_shape, full
 from spmd.numpy.creation import ones as _ones
 from spmd.numpy.creation import zeros as _zeros
@@ -57,10 +62,12 @@ def _dtype(dtype: Any) -> np.dtype:
 # ---- without regard to the shape ---------------------------------------------------------------
 
 
-def zeros(key: Any, shape: Any, dtype: Any = None) -> Array:
+@lays_out_result
+def zeros(key: Any, shape: Any, dtype: Any = None, out_sharding: Any = None) -> Array:
     """Make weights that are all 0; `key` is not used.
 
-    `shape` is the result's, and `dtype` by default the default float dtype. Raises `ShapeError` if
+    `shape` is the result's, and `dtype` by default the default float dtype. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `ShapeError` if
     a size is negative.
 
     >>> spmd.nn.initializers.zeros(spmd.random.key(0), (2,))
@@ -69,10 +76,12 @@ def zeros(key: Any, shape: Any, dtype: Any = None) -> Array:
     return _zeros(shape, _dtype(dtype))
 
 
-def ones(key: Any, shape: Any, dtype: Any = None) -> Array:
+@lays_out_result
+def ones(key: Any, shape: Any, dtype: Any = None, out_sharding: Any = None) -> Array:
     """Make weights that are all 1; `key` is not used.
 
-    `shape` is the result's, and `dtype` by default the default float dtype. Raises `ShapeError` if
+    `shape` is the result's, and `dtype` by default the default float dtype. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `ShapeError` if
     a size is negative.
 
     >>> spmd.nn.initializers.ones(spmd.random.key(0), (2,))
@@ -91,7 +100,8 @@ def constant(value: Any, dtype: Any = None) -> Initializer:
     Array([0.5, 0.5], dtype=float32)
     """
 
-    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+    @lays_out_result
+    def init(key: Any, shape: Any, dtype: Any = dtype, out_sharding: Any = None) -> Any:
         return full(shape, value, _dtype(dtype))
 
     return init
@@ -108,7 +118,8 @@ def uniform(scale: Any = 1e-2, dtype: Any = None) -> Initializer:
     True
     """
 
-    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+    @lays_out_result
+    def init(key: Any, shape: Any, dtype: Any = dtype, out_sharding: Any = None) -> Any:
         found = _dtype(dtype)
         return multiply(random.uniform(key, shape, found), np.array(scale, found))
 
@@ -127,7 +138,8 @@ def normal(stddev: Any = 1e-2, dtype: Any = None) -> Initializer:
     0.1
     """
 
-    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+    @lays_out_result
+    def init(key: Any, shape: Any, dtype: Any = dtype, out_sharding: Any = None) -> Any:
         found = _dtype(dtype)
         return multiply(random.normal(key, shape, found), np.array(stddev, found))
 
@@ -148,7 +160,8 @@ def truncated_normal(
     True
     """
 
-    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+    @lays_out_result
+    def init(key: Any, shape: Any, dtype: Any = dtype, out_sharding: Any = None) -> Any:
         found = _dtype(dtype)
         samples = random.truncated_normal(key, lower, upper, shape, found)
         return multiply(samples, np.array(stddev, found))
@@ -209,7 +222,8 @@ def variance_scaling(
             f"variance_scaling: unknown mode={mode!r} or distribution={distribution!r}"
         )
 
-    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+    @lays_out_result
+    def init(key: Any, shape: Any, dtype: Any = dtype, out_sharding: Any = None) -> Any:
         found = _dtype(dtype)
         whole = canonical_shape(shape, "variance_scaling")
         count = means[mode](*_fans(whole, in_axis, out_axis, batch_axis))
@@ -323,7 +337,8 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> In
     True
     """
 
-    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+    @lays_out_result
+    def init(key: Any, shape: Any, dtype: Any = dtype, out_sharding: Any = None) -> Any:
         found = _dtype(dtype)
         whole = canonical_shape(shape, "orthogonal")
         if len(whole) < 2:
@@ -352,7 +367,8 @@ def delta_orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None)
     """
     inner = orthogonal(scale, column_axis, dtype)
 
-    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+    @lays_out_result
+    def init(key: Any, shape: Any, dtype: Any = dtype, out_sharding: Any = None) -> Any:
         whole = canonical_shape(shape, "delta_orthogonal")
         if len(whole) not in (3, 4, 5):
             raise ShapeError(f"delta_orthogonal: kernels have 3, 4 or 5 dims, got shape {whole}")

@@ -91,12 +91,17 @@ def einsum(
 # ---- reading subscripts ------------------------------------------------------------------------
 
 
+def _letter(number: Any) -> str:
+    """The letter that stands for a number: any character may be one but `,.->`."""
+    return _LETTERS[number] if number < len(_LETTERS) else chr(140 + number)
+
+
 def _from_lists(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
     """`einsum(x, [0, 1], y, [1, 2], [0, 2])` as letters."""
     pairs, result = (args[:-1], args[-1]) if len(args) % 2 else (args, None)
 
     def letters(labels: Sequence[Any]) -> str:
-        return "".join("..." if k is Ellipsis else _LETTERS[k] for k in labels)
+        return "".join("..." if k is Ellipsis else _letter(k) for k in labels)
 
     inputs = ",".join(letters(labels) for labels in pairs[1::2])
     text = inputs if result is None else f"{inputs}->{letters(result)}"
@@ -122,7 +127,7 @@ def parse(subscripts: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str]
     for text_k, shape, count in zip(inputs, shapes, hidden, strict=True):
         own = dots[len(dots) - count :] if count > 0 else ""
         labels = text_k.replace("...", own)
-        if len(labels) != len(shape) or not set(labels) <= set(_LETTERS):
+        if len(labels) != len(shape) or set(labels) & set(".-<>"):
             raise ShapeError(
                 f"einsum: {text_k!r} in {subscripts!r} names {len(labels)} dims, but the operand "
                 f"has shape {shape}\nAt {current_source()}."

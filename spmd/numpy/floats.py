@@ -25,6 +25,7 @@ from spmd.numpy.promotion import (
     promote_dtypes_inexact,
     promote_dtypes_numeric,
     promote_shapes,
+    refuse_out,
     select,
     strong_constant,
 )
@@ -83,17 +84,17 @@ def rint(x: ArrayLike, /) -> Array:
     return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
 
 
-def round(a: ArrayLike, decimals: int = 0) -> Array:
+def round(a: ArrayLike, decimals: int = 0, out: None = None) -> Array:
     """Round to a number of decimals, and halves to the even digit.
 
     Elementwise: the result has the shape and the dtype of `a`. `decimals` counts digits after the
     point, before it if it is negative; the parts of complex numbers are rounded each. Raises a
-    `DtypeError` for integers and negative `decimals`.
+    `DtypeError` for integers and negative `decimals`, and a `RefusedError` if `out` is given.
 
     >>> snp.round(np.array([1.25, 2.5]), 1)
     Array([1.2, 2.5], dtype=float32)
     """
-    a = operand("round", a)
+    a = operand("round", a, out)
     aval = typeof(a)
     decimals = operator.index(decimals)
     if dtypes.is_complex(aval.dtype):
@@ -109,7 +110,8 @@ def round(a: ArrayLike, decimals: int = 0) -> Array:
         wide = lax.convert_element_type(a, np.dtype(np.float32))
     factor = constant_like(wide, 10.0**decimals)
     scaled = lax.round(lax.mul(wide, factor), lax.RoundingMethod.TO_NEAREST_EVEN)
-    return lax.convert_element_type(lax.div(scaled, factor), aval.dtype)
+    rounded = lax.div(scaled, factor)
+    return rounded if wide is a else lax.convert_element_type(rounded, aval.dtype)
 
 
 around = round
@@ -250,15 +252,16 @@ def ldexp(x: Any, exponent: Any, /) -> Array:
     return x
 
 
-def modf(x: ArrayLike, /) -> tuple[Array, Array]:
+def modf(x: ArrayLike, /, out: None = None) -> tuple[Array, Array]:
     """The fractional and the whole part of each element, both with its sign.
 
     Elementwise, both in the shape of `x`; integers and bools become the default float. Raises a
-    `DtypeError` for complex numbers.
+    `DtypeError` for complex numbers, and a `RefusedError` if `out` is given.
 
     >>> snp.modf(np.array([1.5, -1.25]))
     (Array([ 0.5 , -0.25], dtype=float32), Array([ 1., -1.], dtype=float32))
     """
+    refuse_out("modf", out)
     (x,) = promote_args_inexact("modf", x)
     check_real("modf", x)
     whole = trunc(x)

@@ -274,8 +274,8 @@ def _test(
 ) -> Unary:
     """A test of floats; complex numbers join their parts' answers, integers answer `other`."""
 
-    def f(x: ArrayLike, /) -> Array:
-        x = operand(name, x)
+    def answer(x: Any, out: Any) -> Array:
+        x = operand(name, x, out)
         dtype = typeof(x).dtype
         if dtypes.is_float(dtype):
             return real_test(x)
@@ -286,9 +286,15 @@ def _test(
         parts = real_test(lax.real(x)), real_test(lax.imag(x))
         return complex_join(*parts)  # type: ignore[misc]
 
+    def f(x: ArrayLike, /) -> Array:
+        return answer(x, None)
+
+    def with_out(x: ArrayLike, /, out: None = None) -> Array:
+        return answer(x, out)
+
     rule = _TEST if complex_join else f"{_TEST}\n{REAL_ONLY}"
     example = "np.array([1.0, np.inf, -np.inf, np.nan])", f"Array([{shown}], dtype=bool)"
-    return named(f, name, doc_of(name, meaning, rule, "", *example))
+    return named(f if complex_join else with_out, name, doc_of(name, meaning, rule, "", *example))
 
 
 def _equals(value: float, of: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -186,9 +186,9 @@ def _transpose(self: Any, *args: Any) -> Any:
     return manipulation.transpose(self, axes)
 
 
-def _flatten(self: Any, order: str = "C") -> Any:
+def _flatten(self: Any, order: str = "C", *, out_sharding: Any = None) -> Any:
     """All elements in one dim."""
-    return manipulation.ravel(self, order)
+    return manipulation.ravel(self, order, out_sharding=out_sharding)
 
 
 def _compress(

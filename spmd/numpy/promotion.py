@@ -18,7 +18,13 @@ import numpy as np
 from spmd import lax
 from spmd.base import dtypes
 from spmd.base.config import config
-from spmd.base.errors import ArgumentError, DtypeArgumentError, ShapeError, SpmdError
+from spmd.base.errors import (
+    ArgumentError,
+    DtypeArgumentError,
+    RefusedError,
+    ShapeError,
+    SpmdError,
+)
 from spmd.base.key_dtypes import visible
 from spmd.base.source import current_source
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
@@ -80,7 +86,7 @@ def plain(x: Any) -> Any:
 def refuse_out(name: str, out: Any) -> None:
     """Arrays are immutable, so there is nothing to write to."""
     if out is not None:
-        raise ArgumentError(f"{name}: out= is not supported, as arrays are immutable")
+        raise RefusedError(f"{name}: out= is not supported, as arrays are immutable")
 
 
 def operand(name: str, x: Any, out: Any = None) -> Any:
