@@ -248,6 +248,7 @@ def test_a_former_job_does_not_leak_into_a_new_one(script: str):
         "flight": "",
         "grace": 1.5,
         "ranks": 2,
+        "share_gpus": False,
         "stdin": 0,
         "survives": False,
     }

@@ -16,6 +16,7 @@ from spmd import numpy as snp
 from spmd.base.config import config
 from spmd.base.errors import CudaError, DeletedError, OutOfMemoryError
 from spmd.compile.cuda.driver import driver
+from spmd.compile.cuda.emulator.driver import EmulatorDriver
 from spmd.compile.executable import cuda_backend
 from tests.compile.cuda.other_library import Library
 
@@ -207,6 +208,16 @@ def test_values_of_the_host_are_one_copy(asked):
     np.testing.assert_allclose(out, X * 2.5 + X[1] * 3 - 7, 1e-5)
 
 
+def test_pinned_memory_that_is_freed_too_early_shows(monkeypatch):
+    """The same with the wait for the copy taken out: the emulator's streams are late."""
+    gpu = driver()
+    assert isinstance(gpu, EmulatorDriver)
+    monkeypatch.setattr(gpu, "free_pinned", lambda device, address: gpu.release_pinned(address))
+    function = spmd.jit(lambda x, batch: x + batch)
+    for _ in range(CALLS):
+        assert np.isnan(function(snp.zeros(X.shape), X)).all()
+
+
 def test_numbers_that_do_not_fit_take_the_general_path():
     function = spmd.jit(lambda x, k: x + k)
     x = snp.asarray(np.arange(4, dtype=np.int32))
@@ -233,6 +244,31 @@ def test_arrays_elsewhere_take_the_general_path():
             assert function(snp.asarray(X) + 0, snp.asarray(X) + 1).device == two
     with pytest.raises(ValueError, match="committed to different devices"):
         function(on_two, spmd.device_put(X, one))
+
+
+def test_callbacks_of_repeated_calls_run_and_raise():
+    seen = []
+
+    def called():
+        seen.append(1)
+        if len(seen) > CALLS:
+            raise KeyError("no such row")
+
+    @spmd.jit
+    def function(x):
+        spmd.debug.callback(called)
+        return x * 2, x
+
+    x = snp.asarray(X) + 0
+    for _ in range(CALLS):
+        twice, same = function(x)
+        np.testing.assert_array_equal(twice, X * 2)
+        assert addresses(same) == addresses(x)
+    spmd.effects_barrier()
+    assert len(seen) == CALLS
+    with pytest.raises(Exception, match="no such row"):
+        function(x)
+        spmd.effects_barrier()
 
 
 def test_threads_have_arenas_of_their_own():

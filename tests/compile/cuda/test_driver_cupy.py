@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import sys
@@ -56,6 +57,22 @@ def test_copies_are_in_the_stream(standin):
     np.testing.assert_array_equal(out, X)
     gpu.free(0, place)
     assert gpu.memory_in_use(0) == (0, X.nbytes)
+
+
+def test_pinned_memory_is_freed_behind_the_work_of_the_stream(standin):
+    gpu, out = standin.driver, np.zeros_like(X)
+    place, pinned = gpu.allocate(0, X.nbytes), gpu.allocate_pinned(X.nbytes)
+    ctypes.memmove(pinned, X.ctypes.data, X.nbytes)
+    gpu.copy(0, place, pinned, X.nbytes)
+    gpu.free_pinned(0, pinned)
+    gpu.copy(0, out.ctypes.data, place, X.nbytes)
+    gpu.synchronize(0)
+    np.testing.assert_array_equal(out, X)
+    with pytest.raises(KeyError):
+        gpu.free_pinned(0, pinned)
+    gpu.allocate_pinned(64)  # looks for what can be freed
+    assert pinned not in standin.gpu.pinned
+    gpu.free(0, place)
 
 
 def test_streams_wait_for_each_other(standin):

@@ -87,7 +87,7 @@ class EmulatorDriver:
         self._modules: list[tuple[int, dict[str, Kernel]]] = []
         # Device, kernel, and the most shared bytes that its blocks may have.
         self._functions: list[tuple[int, Kernel, int]] = []
-        self._pinned: dict[int, np.ndarray] = {}
+        self.pinned: dict[int, np.ndarray] = {}
         # Ranges of which `free` was called, until the work before it is done.
         self._freed: dict[int, int] = {}
         self._in_use = [0] * devices
@@ -157,13 +157,13 @@ class EmulatorDriver:
         with self._lock:
             room = np.full(nbytes + _PINNED_ALIGNMENT, POISON, np.uint8)
             address = -(-room.ctypes.data // _PINNED_ALIGNMENT) * _PINNED_ALIGNMENT
-            self._pinned[address] = room
+            self.pinned[address] = room
             return address
 
     def free_pinned(self, device: int, address: int) -> None:
         """Free host memory when the work that is in the device's stream now is done."""
         with self._lock:
-            if address not in self._pinned:
+            if address not in self.pinned:
                 raise CudaError(f"free_pinned: {address:#x} is no pinned memory")
             self._gpu(device)
             self._put(device, lambda: self.release_pinned(address), always=True)
@@ -171,7 +171,7 @@ class EmulatorDriver:
     def release_pinned(self, address: int) -> None:
         """Free host memory that no work uses any more."""
         with self._lock:
-            self._pinned.pop(address)[:] = POISON
+            self.pinned.pop(address)[:] = POISON
 
     def memory_in_use(self, device: int) -> tuple[int, int]:
         """The bytes that are allocated and not freed now, and the most that were."""
