@@ -10,6 +10,7 @@ import runpy
 import sys
 
 from spmd.as_jax.finder import install
+from spmd.as_jax.tracebacks import begin_at_program
 
 _USAGE = "usage: python -m spmd.as_jax (script.py | -m module | -c text) [arguments]"
 
@@ -20,6 +21,7 @@ def main(argv: list[str]) -> None:
         print(_USAGE, file=sys.stdout if argv[:1] in (["-h"], ["--help"]) else sys.stderr)
         sys.exit(0 if argv[:1] in (["-h"], ["--help"]) else 2)
     install()
+    begin_at_program()
     # `python -m` has put the working folder first, which is right for modules and texts.
     if argv[0] == "-m":
         sys.argv = argv[1:]

@@ -384,3 +384,21 @@ def test_private_modules_are_the_public_ones_by_another_path(tmp_path):
         assert prefix_errors((1, 2), (1, [2])) == []
     """
     run(program, folder=tmp_path)
+
+
+@pytest.mark.parametrize("words", [["failing.py"], ["-m", "failing"]], ids=["script", "module"])
+def test_tracebacks_begin_at_the_program(words, tmp_path):
+    (tmp_path / "failing.py").write_text("import jax\n\ndef f():\n    raise KeyError(1)\n\nf()\n")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "spmd.as_jax", *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        env=environment,
+    )
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("Traceback") and "failing.py" in lines[1], done.stderr
+    assert lines[-1] == "KeyError: 1"
