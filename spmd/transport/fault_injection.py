@@ -15,13 +15,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from spmd.base.errors import LaunchError
+from spmd.base.errors import InternalError, LaunchError
 from spmd.base.record import record
-from spmd.transport.call_signature import Call
 from spmd.transport.checked import CheckedCommunicator
 from spmd.transport.communicator import Counts, ReduceOp
 from spmd.transport.environment import FAULTS
@@ -305,31 +304,8 @@ class InjectingCommunicator(CheckedCommunicator):
 
     # The hooks are reached through `inner`'s public calls only; they complete the class.
 
-    def _all_reduce(self, call: Call, buf: np.ndarray, op: ReduceOp) -> None:
-        self.inner._all_reduce(call, buf, op)
+    def _unreached(self, *args: Any, **keywords: Any) -> NoReturn:
+        raise InternalError("the collectives of a communicator with faults are those of `inner`")
 
-    def _all_gather(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None:
-        self.inner._all_gather(call, buf, out)
-
-    def _reduce_scatter(self, call: Call, buf: np.ndarray, out: np.ndarray, op: ReduceOp) -> None:
-        self.inner._reduce_scatter(call, buf, out, op)
-
-    def _all_to_all(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None:
-        self.inner._all_to_all(call, buf, out)
-
-    def _all_to_all_of(self, call: Call, buf: np.ndarray, out: np.ndarray, counts: Counts) -> None:
-        self.inner._all_to_all_of(call, buf, out, counts)
-
-    def _permute(
-        self, call: Call, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]
-    ) -> None:
-        self.inner._permute(call, buf, out, pairs)
-
-    def _broadcast(self, call: Call, buf: np.ndarray, root: int) -> None:
-        self.inner._broadcast(call, buf, root)
-
-    def _barrier(self, call: Call) -> None:
-        self.inner._barrier(call)
-
-    def _subgroup(self, groups: list[list[int]]) -> CheckedCommunicator | None:
-        return self.inner._subgroup(groups)
+    _all_reduce = _all_gather = _reduce_scatter = _all_to_all = _unreached
+    _all_to_all_of = _permute = _broadcast = _barrier = _subgroup = _unreached

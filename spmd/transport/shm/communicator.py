@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from spmd.base.config import config
 from spmd.base.errors import CollectiveError, LaunchError, PeerError
-from spmd.transport.call_signature import Call, mismatch, ranks_text
-from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator, blocks, zero
+from spmd.transport.call_signature import Call, Kind, mismatch, ranks_text
+from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator, blocks
 from spmd.transport.communicator import Counts, ReduceOp
 from spmd.transport.origin import NOWHERE, Origin
 from spmd.transport.progress_thread import PROGRESS
@@ -154,6 +153,7 @@ class ShmCommunicator(CheckedCommunicator):
         self._calls: dict[int, Call] = {}
         self._waits = (-1, 0.0)
         self._views: dict[tuple[np.dtype, int], tuple[list[np.ndarray], ...]] = {}
+        self._plans: dict[tuple[Any, ...], ExchangePlan] = {}
         OPEN_GROUPS.add(self)
 
     @property
@@ -277,31 +277,35 @@ class ShmCommunicator(CheckedCommunicator):
     # ---- rounds --------------------------------------------------------------------------------
 
     def run_rounds(
-        self, rounds: ExchangePlan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
+        self,
+        rounds: ExchangePlan,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        call: Call | None = None,
     ) -> None:
-        """Run these rounds as native code does, over the buffers of the devices as bytes."""
-        self._enter(rounds.call)
-        scratch = np.empty(rounds.scratch, np.uint8)
-        constant = np.frombuffer(rounds.constant, np.uint8)
+        """Run these rounds as native code does, over the buffers of the devices as bytes.
+
+        `call` is the call that needs them, if it is another one than the plan's own.
+        """
+        call = call or rounds.call
+        self._enter(call)
+        buffers = {
+            Memory.INPUT: [_bytes(x) for x in inputs],
+            Memory.OUTPUT: [_bytes(x) for x in outputs],
+            Memory.SCRATCH: [np.empty(rounds.scratch, np.uint8)],
+            Memory.CONSTANT: [np.frombuffer(rounds.constant, np.uint8)],
+        }
 
         def at(place: Place, nbytes: int) -> np.ndarray:
             step = self._counters[STEP] + (place.memory == Memory.NEXT)
-            slots = self._slots[step & 1]
-            memory = {
-                Memory.INPUT: inputs,
-                Memory.OUTPUT: outputs,
-                Memory.SCRATCH: [scratch],
-                Memory.SLOT: slots,
-                Memory.NEXT: [slots[self.rank]],
-                Memory.CONSTANT: [constant],
-            }[place.memory]
-            whole = memory[place.index].reshape(-1).view(np.uint8)
+            index = self.rank if place.memory == Memory.NEXT else place.index
+            whole = buffers.get(place.memory, self._slots[step & 1])[index]
             return whole[place.offset : place.offset + nbytes]
 
         for action in rounds.actions:
             match action:
                 case Barrier():
-                    self._meet(rounds.call, action.first)
+                    self._meet(call, action.first)
                 case Publish():
                     self._pages.show([at(place, 0).ctypes.data for place in action.places])
                 case Read():
@@ -317,13 +321,13 @@ class ShmCommunicator(CheckedCommunicator):
                         source = action.source + row * action.source_stride
                         target[...] = at(source, action.width)
                 case Reduce():
-                    given, made = (action.count * d.itemsize for d in (action.dtype, action.result))
+                    given = action.count * action.dtype.itemsize
                     parts = [at(s, given).view(action.dtype) for s in action.sources]
-                    wide = accumulator(action.op, action.dtype)
-                    total = np.empty(action.count, wide)
-                    combine(action.op, [p.astype(wide) for p in parts], total)
+                    total = np.empty(action.count, accumulator(action.op, action.dtype))
+                    combine(action.op, [p.astype(total.dtype, copy=False) for p in parts], total)
+                    made = total.astype(action.result, copy=False).view(np.uint8)
                     for place in action.targets:
-                        at(place, made)[...] = total.astype(action.result).view(np.uint8)
+                        at(place, made.size)[...] = made
 
     # ---- native code ---------------------------------------------------------------------------
 
@@ -403,103 +407,47 @@ class ShmCommunicator(CheckedCommunicator):
             f"memory) {when}; {pages.whereabouts(rank)}{also}"
         )
 
-    def _run_flat(
-        self, call: Call, plan: Callable[[Planner], ExchangePlan], buf: np.ndarray, out: np.ndarray
-    ) -> None:
-        """Run rounds that are planned here and now, over flat arrays."""
-        self.run_rounds(replace(plan(self.planner()), call=call), [buf], [out])
-
-    def _is_direct(self, nbytes: int) -> bool:
-        return 0 < self._direct_from <= nbytes
+    def _plan(self, key: tuple[Any, ...], make: Callable[[Planner], ExchangePlan]) -> ExchangePlan:
+        """The plan of a collective over flat arrays, which `key` describes; made once."""
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= 256:
+                self._plans.clear()
+            plan = self._plans[key] = make(self.planner())
+        return plan
 
     # ---- collectives ---------------------------------------------------------------------------
 
-    def _chunks(self, count: int, itemsize: int, blocks: int = 1):
+    def _chunks(self, count: int, itemsize: int):
         """Slices of at most a slot; one empty slice for nothing, so that ranks still meet."""
-        most = max(1, self._slot_bytes // (itemsize * blocks))
+        most = max(1, self._slot_bytes // itemsize)
         for at in range(0, max(count, 1), most):
             yield at, min(count - at, most)
 
     def _all_reduce(self, call: Call, buf: np.ndarray, op: ReduceOp) -> None:
-        if self._direct_from and buf.nbytes >= self._direct_sum_from:
-            operand, ranks = _operand(buf), [Member(r, 0) for r in range(self.size)]
-            out = np.empty_like(buf)  # the others read from `buf`
-            self._run_flat(call, lambda p: p.all_reduce(op, operand, [ranks], b""), buf, out)
+        ranks = [Member(r, 0) for r in range(self.size)]
+        key = Kind.ALL_REDUCE, buf.dtype, buf.size, op
+        plan = self._plan(key, lambda p: p.all_reduce(op, _operand(buf), [ranks], b""))
+        out = np.empty_like(buf) if plan.is_direct else buf  # then the others read from `buf`
+        self.run_rounds(plan, [buf], [out], call)
+        if out is not buf:
             np.copyto(buf, out)
-            return
-        self._enter(call)
-        if buf.nbytes >= REDUCE_PARTS_FROM_BYTES:
-            most = self._reduce_bytes // buf.itemsize
-            for at in range(0, buf.size, most):
-                count = min(buf.size - at, most)
-                self._all_reduce_parts(call, buf[at : at + count], op, first=at == 0)
-            return
-        slots = self._next_slots(buf.dtype, buf.size)
-        np.copyto(slots[self.rank], buf)
-        self._meet(call, first=True)
-        combine(op, slots, buf)
-
-    def _all_reduce_parts(self, call: Call, chunk: np.ndarray, op: ReduceOp, first: bool) -> None:
-        """Reduce one part of the chunk here, the others elsewhere, and collect the results."""
-        bounds = [chunk.size * r // self.size for r in range(self.size + 1)]
-        begin, end = bounds[self.rank], bounds[self.rank + 1]
-        given = self._next_slots(chunk.dtype, chunk.size)
-        # This rank reduces its own part from `chunk` itself: no other rank needs that.
-        np.copyto(given[self.rank][:begin], chunk[:begin])
-        np.copyto(given[self.rank][end:], chunk[end:])
-        self._meet(call, first)
-        parts = [slot[begin:end] for slot in given]
-        parts[self.rank] = chunk[begin:end]
-        reduced = self._next_slots(chunk.dtype, chunk.size)
-        combine(op, parts, reduced[self.rank][begin:end])
-        self._meet(call, first=False)
-        for r, slot in enumerate(reduced):
-            np.copyto(chunk[bounds[r] : bounds[r + 1]], slot[bounds[r] : bounds[r + 1]])
 
     def _all_gather(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None:
-        if self._is_direct(buf.nbytes):
-            order = range(self.size)
-            self._run_flat(call, lambda p: p.all_gather(_operand(buf), order), buf, out)
-            return
-        self._enter(call)
-        for at, count in self._chunks(buf.size, buf.itemsize):
-            slots = self._next_slots(buf.dtype, count)
-            np.copyto(slots[self.rank], buf[at : at + count])
-            self._meet(call, first=at == 0)
-            for r, slot in enumerate(slots):
-                begin = r * buf.size + at
-                np.copyto(out[begin : begin + count], slot)
-
-    def _blocks(self, call: Call, buf: np.ndarray, block: int):
-        """Send block `r` of `buf` to rank `r`, chunk by chunk; yields the arrivals."""
-        self._enter(call)
-        for at, count in self._chunks(block, buf.itemsize, blocks=self.size):
-            slots = self._next_slots(buf.dtype, count * self.size)
-            for r in range(self.size):
-                begin = r * block + at
-                np.copyto(slots[self.rank][r * count : (r + 1) * count], buf[begin : begin + count])
-            self._meet(call, first=at == 0)
-            mine = slice(self.rank * count, (self.rank + 1) * count)
-            yield at, count, [slot[mine] for slot in slots]
+        key, order = (Kind.ALL_GATHER, buf.dtype, buf.size), range(self.size)
+        plan = self._plan(key, lambda p: p.all_gather(_operand(buf), order))
+        self.run_rounds(plan, [buf], [out], call)
 
     def _reduce_scatter(self, call: Call, buf: np.ndarray, out: np.ndarray, op: ReduceOp) -> None:
-        if self._is_direct(out.nbytes):
-            order = range(self.size)
-            self._run_flat(call, lambda p: p.reduce_scatter(op, _operand(out), order), buf, out)
-            return
-        for at, count, parts in self._blocks(call, buf, out.size):
-            combine(op, parts, out[at : at + count])
+        key, order = (Kind.REDUCE_SCATTER, buf.dtype, buf.size, op), range(self.size)
+        plan = self._plan(key, lambda p: p.reduce_scatter(op, _operand(out), order))
+        self.run_rounds(plan, [buf], [out], call)
 
     def _all_to_all(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None:
-        block = buf.size // self.size
-        if self._is_direct(block * buf.itemsize):
-            operand, order = _operand(buf[:block]), range(self.size)
-            self._run_flat(call, lambda p: p.all_to_all(operand, order), buf, out)
-            return
-        for at, count, parts in self._blocks(call, buf, block):
-            for r, part in enumerate(parts):
-                begin = r * block + at
-                np.copyto(out[begin : begin + count], part)
+        key, order = (Kind.ALL_TO_ALL, buf.dtype, buf.size), range(self.size)
+        block = Operand(buf.dtype, 1, buf.size // self.size)
+        plan = self._plan(key, lambda p: p.all_to_all(block, order))
+        self.run_rounds(plan, [buf], [out], call)
 
     def _all_to_all_of(self, call: Call, buf: np.ndarray, out: np.ndarray, counts: Counts) -> None:
         """Each shows its buffer, chunk by chunk, until the largest is done."""
@@ -519,21 +467,9 @@ class ShmCommunicator(CheckedCommunicator):
     def _permute(
         self, call: Call, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]
     ) -> None:
-        if self._is_direct(buf.nbytes):
-            self._run_flat(call, lambda p: p.permute(_operand(buf), pairs), buf, out)
-            return
-        source = {target: source for source, target in pairs}.get(self.rank)
-        sends = any(source == self.rank for source, _ in pairs)
-        if source is None:
-            zero(out)
-        self._enter(call)
-        for at, count in self._chunks(buf.size, buf.itemsize):
-            slots = self._next_slots(buf.dtype, count)
-            if sends:
-                np.copyto(slots[self.rank], buf[at : at + count])
-            self._meet(call, first=at == 0)
-            if source is not None:
-                np.copyto(out[at : at + count], slots[source])
+        key = Kind.PERMUTE, buf.dtype, buf.size, tuple(pairs)
+        plan = self._plan(key, lambda p: p.permute(_operand(buf), pairs))
+        self.run_rounds(plan, [buf], [out], call)
 
     def _broadcast(self, call: Call, buf: np.ndarray, root: int) -> None:
         self._enter(call)
@@ -571,6 +507,10 @@ class ShmCommunicator(CheckedCommunicator):
 
 def _operand(buf: np.ndarray) -> Operand:
     return Operand(buf.dtype, 1, buf.size)
+
+
+def _bytes(x: np.ndarray) -> np.ndarray:
+    return x.reshape(-1).view(np.uint8)
 
 
 def is_running(pages: ControlBlocks, rank: int) -> bool:
