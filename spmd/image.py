@@ -15,7 +15,7 @@ import numpy as np
 
 from spmd import lax
 from spmd import numpy as snp
-from spmd.api import jit
+from spmd.api.compiled import jit
 from spmd.base.errors import ArgumentError, DimensionError, ShapeError
 from spmd.base.source import current_source
 from spmd.core.aval import typeof

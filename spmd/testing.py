@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from spmd.api import jvp, vjp
+from spmd.api.forward import jvp
+from spmd.api.reverse import vjp
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError
 from spmd.base.tree import tree_leaves, tree_map

@@ -16,39 +16,8 @@ import numpy as np
 from spmd.base.config import config
 from spmd.base.context import current_trace, state
 from spmd.base.device import devices, process_count
-from spmd.compile.dispatch.jit import clear_caches
 from spmd.core.primitive import Primitive
 from spmd.core.trace import EVAL, Trace, Tracer
-
-__all__ = [
-    "check_tracer_leaks",
-    "checking_leaks",
-    "clear_caches",
-    "debug_infs",
-    "debug_key_reuse",
-    "debug_nans",
-    "default_device",
-    "default_matmul_precision",
-    "default_prng_impl",
-    "enable_checks",
-    "enable_custom_prng",
-    "enable_x64",
-    "ensure_compile_time_eval",
-    "explain_cache_misses",
-    "legacy_prng_key",
-    "log_compiles",
-    "no_tracing",
-    "numpy_dtype_promotion",
-    "numpy_rank_promotion",
-    "print_environment_info",
-    "process_indices",
-    "threefry_partitionable",
-    "transfer_guard",
-    "transfer_guard_device_to_device",
-    "transfer_guard_device_to_host",
-    "transfer_guard_host_to_device",
-]
-
 
 _SWITCH = """{doc}, for the length of a `with` block.
 

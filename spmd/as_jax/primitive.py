@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import spmd.core.primitive as core
-from spmd.api import jit
+from spmd.api.compiled import jit
 from spmd.base.context import current_trace, state
 from spmd.base.errors import RefusedError
 from spmd.core.aval import ShapedArray, typeof

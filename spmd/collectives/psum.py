@@ -31,14 +31,14 @@ from spmd.core.axis import vma_hooks
 from spmd.core.ir import Eqn, Names
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Primitive, Refused, linear
-from spmd.core.structural import broadcast_in_dim
+from spmd.core.structural import broadcast_in_dim, reduce_sum
 from spmd.core.trace import Tracer, unchanged
 from spmd.lax.arithmetic import add, div, max, min, mul
 from spmd.lax.array import full, full_like
 from spmd.lax.convert import convert_element_type
 from spmd.lax.dynamic import dynamic_index_in_dim
 from spmd.lax.logic import eq, select
-from spmd.lax.reduce import reduce_max, reduce_min, reduce_sum
+from spmd.lax.reduce import reduce_max, reduce_min
 
 # ---- public functions --------------------------------------------------------------------------
 

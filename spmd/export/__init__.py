@@ -5,6 +5,8 @@ blob = exported.serialize(vjp_order=1)          # bytes; a readable, versioned d
 export.deserialize(blob).call(x)                # for any b, under grad, vmap and jit too
 """
 
+# ruff: noqa: F401
+
 from spmd.export.encode import (
     register_namedtuple_serialization,
     register_pytree_node_serialization,
@@ -23,18 +25,3 @@ from spmd.export.symbolic import (
     is_symbolic_dim,
     symbolic_shape,
 )
-
-__all__ = [
-    "Exported",
-    "SymbolicScope",
-    "deserialize",
-    "export",
-    "is_symbolic_dim",
-    "maximum_supported_calling_convention_version",
-    "minimum_supported_calling_convention_version",
-    "register_namedtuple_serialization",
-    "register_pytree_node_serialization",
-    "symbolic_args_specs",
-    "symbolic_shape",
-    "to_onnx",
-]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spmd.api import jit
-from spmd.api import vjp as vjp_of
+from spmd.api.compiled import jit
+from spmd.api.reverse import vjp as vjp_of
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError, DtypeError, GradError, PytreeError, ShapeError

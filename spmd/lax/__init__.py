@@ -9,6 +9,16 @@ import typing as _typing
 
 from spmd.base.lazy_import import attach as _attach
 from spmd.core.remat import optimization_barrier, optimization_barrier_p
+from spmd.core.structural import (
+    broadcast_in_dim,
+    broadcast_in_dim_p,
+    permute_dims,
+    permute_dims_p,
+    reduce_sum,
+    reduce_sum_p,
+    reshape,
+    reshape_p,
+)
 from spmd.lax.arithmetic import (
     RoundingMethod,
     abs,
@@ -67,8 +77,6 @@ from spmd.lax.arithmetic import (
 )
 from spmd.lax.array import (
     broadcast,
-    broadcast_in_dim,
-    broadcast_in_dim_p,
     broadcast_like,
     broadcast_shapes,
     broadcast_to_rank,
@@ -81,10 +89,6 @@ from spmd.lax.array import (
     full_like,
     iota,
     iota_p,
-    permute_dims,
-    permute_dims_p,
-    reshape,
-    reshape_p,
     rev,
     rev_p,
     squeeze,
@@ -263,8 +267,6 @@ from spmd.lax.reduce import (
     reduce_or_p,
     reduce_prod,
     reduce_prod_p,
-    reduce_sum,
-    reduce_sum_p,
     reduce_xor,
     reduce_xor_p,
 )

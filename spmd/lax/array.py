@@ -22,11 +22,8 @@ from spmd.core.explicit import hooks, lays_out_result
 from spmd.core.primitive import Primitive, dims, linear, remembered
 from spmd.core.structural import (
     broadcast_in_dim,
-    broadcast_in_dim_p,
     permute_dims,
-    permute_dims_p,
     reshape,
-    reshape_p,
 )
 from spmd.core.trace import EVAL, Tracer, unchanged
 from spmd.lax.arithmetic import add
@@ -39,37 +36,6 @@ from spmd.lax.logic import eq, ge
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
 
-__all__ = [
-    "broadcast",
-    "broadcast_in_dim",
-    "broadcast_in_dim_p",
-    "broadcast_like",
-    "broadcast_shapes",
-    "broadcast_to_rank",
-    "broadcasted_iota",
-    "collapse",
-    "empty",
-    "expand_dims",
-    "eye",
-    "full",
-    "full_like",
-    "iota",
-    "iota_p",
-    "permute_dims",
-    "permute_dims_p",
-    "reshape",
-    "reshape_p",
-    "rev",
-    "rev_p",
-    "squeeze",
-    "squeeze_p",
-    "stack",
-    "tile",
-    "transpose",
-    "tri",
-    "unstack",
-    "zeros_like_array",
-]
 
 # ---- iota --------------------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from spmd.core.structural import (
     broadcast_in_dim,
     permute_dims,
     reduce_sum,
-    reduce_sum_p,
     reduced_shape,
     reshape,
 )
@@ -50,28 +49,6 @@ from spmd.lax.slicing import slice_in_dim
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
 
-__all__ = [
-    "argmax",
-    "argmax_p",
-    "argmin",
-    "argmin_p",
-    "logsumexp",
-    "reduce",
-    "reduce_and",
-    "reduce_and_p",
-    "reduce_max",
-    "reduce_max_p",
-    "reduce_min",
-    "reduce_min_p",
-    "reduce_or",
-    "reduce_or_p",
-    "reduce_prod",
-    "reduce_prod_p",
-    "reduce_sum",
-    "reduce_sum_p",
-    "reduce_xor",
-    "reduce_xor_p",
-]
 
 # ---- max, min ----------------------------------------------------------------------------------
 

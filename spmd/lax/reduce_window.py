@@ -18,9 +18,10 @@ from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Dims, Primitive, linear
+from spmd.core.structural import broadcast_in_dim
 from spmd.core.trace import Tracer
 from spmd.lax.arithmetic import add, max, min
-from spmd.lax.array import broadcast_in_dim, full
+from spmd.lax.array import full
 from spmd.lax.conv import padded_array, window_view
 from spmd.lax.conv_dims import Windows, pads_of, pads_of_operand_gradient, per_dim
 from spmd.lax.convert import convert_element_type

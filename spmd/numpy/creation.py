@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.api import device_put
+from spmd.api.placement import device_put
 from spmd.base import context, dtypes
 from spmd.base.errors import ArgumentError, ConcretizationError, RefusedError, ShapeError
 from spmd.compile.lazy import cuda_sharing

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from spmd.api import vmap
+from spmd.api.vectorize import vmap
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
 from spmd.numpy.creation import asarray

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from spmd import lax
-from spmd.api import eval_shape
+from spmd.api.inspect import eval_shape
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.traceback_filter import simplify

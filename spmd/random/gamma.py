@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spmd import lax
-from spmd.api import vmap
+from spmd.api.vectorize import vmap
 from spmd.base import dtypes
 from spmd.base.errors import ShapeError
 from spmd.core.aval import typeof

@@ -15,7 +15,7 @@ import numpy as np
 
 from spmd import lax
 from spmd import numpy as snp
-from spmd.api import value_and_grad
+from spmd.api.reverse import value_and_grad
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact

@@ -12,7 +12,7 @@ import numpy as np
 
 import spmd.numpy as snp
 from spmd import lax, nn
-from spmd.api import grad, value_and_grad, vjp
+from spmd.api.reverse import grad, value_and_grad, vjp
 
 ROWS, COLUMNS = 24, 40
 Program = tuple[Callable, tuple]

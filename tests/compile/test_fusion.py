@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spmd.api import disable_jit, jit
+from spmd.api.compiled import jit
+from spmd.api.inspect import disable_jit
 from spmd.base.tree import tree_flatten
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.steps import Copy, Host, Launch, blocks

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from spmd.api import make_jaxpr, vmap
+from spmd.api.inspect import make_jaxpr
+from spmd.api.vectorize import vmap
 from spmd.core.rewrite import eval_closed
 from spmd.testing import check_grads
 

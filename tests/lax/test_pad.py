@@ -8,7 +8,8 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.api import grad, make_jaxpr
+from spmd.api.inspect import make_jaxpr
+from spmd.api.reverse import grad
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from tests.lax.checks import check_abstract, check_derivatives, check_vmap, primitives_of

@@ -9,7 +9,9 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.api import grad, jvp, make_jaxpr
+from spmd.api.forward import jvp
+from spmd.api.inspect import make_jaxpr
+from spmd.api.reverse import grad
 from spmd.base import dtypes
 from spmd.base.errors import DtypeError, RefusedError
 from tests.lax.checks import check_abstract, check_derivatives, check_vmap

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import spmd
-from spmd.api import grad, make_jaxpr, vmap
+from spmd.api.inspect import make_jaxpr
+from spmd.api.reverse import grad
+from spmd.api.vectorize import vmap
 from spmd.base import dtypes
 from spmd.base.errors import (
     ArgumentError,

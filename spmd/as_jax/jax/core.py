@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.api import ensure_compile_time_eval
+from spmd.api.settings import ensure_compile_time_eval
 from spmd.as_jax.jax.api_util import DebugInfo
 from spmd.as_jax.jax.extend.core import (
     DropVar,

@@ -22,9 +22,8 @@ from spmd.base.record import record
 from spmd.base.util import split_list
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
 from spmd.core.rewriting.equations import JaxprBuilder, finish, map_subjaxprs, start
-from spmd.core.structural import permute_dims_p
+from spmd.core.structural import permute_dims_p, reduce_sum_p
 from spmd.lax.dot import DimensionNumbers, dot_general_p
-from spmd.lax.reduce import reduce_sum_p
 
 # From so many rows on an iteration's product is efficient by itself.
 MOST_ROWS = 8

@@ -16,7 +16,7 @@ from spmd.base import dtypes
 from spmd.base.errors import DtypeError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.primitive import Dims, Primitive, Refused, dims
-from spmd.core.structural import broadcast_in_dim, permute_dims, to_front
+from spmd.core.structural import broadcast_in_dim, permute_dims, reduce_sum, to_front
 from spmd.lax.arithmetic import add, conj, div, mul, real
 from spmd.lax.array import broadcasted_iota
 from spmd.lax.convert import convert_element_type
@@ -24,7 +24,6 @@ from spmd.lax.dot import batch_matmul
 from spmd.lax.families import fail
 from spmd.lax.logic import bitwise_not, eq, ge, gt, le, lt, select
 from spmd.lax.precision import Precision
-from spmd.lax.reduce import reduce_sum
 from spmd.lax.sort import take_along
 
 # LAPACK knows these four.

@@ -13,7 +13,10 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.api import grad, jit, make_jaxpr, vmap
+from spmd.api.compiled import jit
+from spmd.api.inspect import make_jaxpr
+from spmd.api.reverse import grad
+from spmd.api.vectorize import vmap
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError
 from spmd.base.util import MISS, MOST_MATCHERS

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from spmd import device_put, lax
-from spmd.api import jit
+from spmd.api.compiled import jit
 from spmd.base.errors import ArgumentError
 from spmd.base.tree import LEAF, TreeDef, register_pytree_node
 from spmd.base.util import MISS

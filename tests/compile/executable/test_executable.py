@@ -9,7 +9,8 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.api import jit, make_jaxpr
+from spmd.api.compiled import jit
+from spmd.api.inspect import make_jaxpr
 from spmd.base.errors import DeletedError
 from spmd.compile.executable.executable import compile_jaxpr
 from spmd.compile.lower.steps import Copy, Host, Launch, Loop, Multiply

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spmd import lax
-from spmd.api import jit
+from spmd.api.compiled import jit
 from spmd.base.config import config
 from spmd.compile.expressions.scalar_ops import KNOWN_POWERS
 from spmd.compile.lower.lowering import lower

@@ -7,7 +7,9 @@ import pytest
 
 import spmd.numpy as snp
 from spmd import lax
-from spmd.api import disable_jit, grad, jit, make_jaxpr
+from spmd.api.compiled import jit
+from spmd.api.inspect import disable_jit, make_jaxpr
+from spmd.api.reverse import grad
 from spmd.compile.passes.dead_code import prune
 from spmd.compile.passes.hoist_invariants import hoist_invariants
 from spmd.compile.passes.inline_calls import inline_calls

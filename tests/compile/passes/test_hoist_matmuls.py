@@ -7,7 +7,10 @@ import pytest
 
 import spmd.numpy as snp
 from spmd import checkpoint, lax, nn
-from spmd.api import disable_jit, grad, jit, make_jaxpr, vmap
+from spmd.api.compiled import jit
+from spmd.api.inspect import disable_jit, make_jaxpr
+from spmd.api.reverse import grad
+from spmd.api.vectorize import vmap
 from spmd.compile.passes.dead_code import prune
 from spmd.compile.passes.hoist_invariants import hoist_invariants
 from spmd.compile.passes.hoist_matmuls import MOST_STACKED, hoist_matmuls

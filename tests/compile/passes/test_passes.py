@@ -8,7 +8,8 @@ import pytest
 import spmd
 import spmd.numpy as jnp
 from spmd import lax, nn
-from spmd.api import jit, make_jaxpr
+from spmd.api.compiled import jit
+from spmd.api.inspect import make_jaxpr
 from spmd.compile.expressions.equivalence import form
 from spmd.compile.passes.algebra import PRODUCERS, RULES, WITH_LITERAL, Producers
 from spmd.compile.passes.fusion.fuse import fuse

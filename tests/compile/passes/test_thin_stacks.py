@@ -10,7 +10,9 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax, nn
-from spmd.api import grad, jit, make_jaxpr, value_and_grad
+from spmd.api.compiled import jit
+from spmd.api.inspect import make_jaxpr
+from spmd.api.reverse import grad, value_and_grad
 from spmd.compile.passes.inline_calls import inline_calls
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.passes.thin_stacks import thin_stacks

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from spmd.api import clear_caches
 from spmd.as_jax.refuse import missing
 from spmd.base.device import default_backend, devices
+from spmd.compile.dispatch.jit import clear_caches
 
 __all__ = ["backends", "clear_backends", "get_backend", "get_default_device"]
 __getattr__ = missing("jax.extend.backend")

@@ -7,7 +7,8 @@ import pytest
 
 import spmd.numpy as snp
 from spmd import lax, nn
-from spmd.api import grad, jit
+from spmd.api.compiled import jit
+from spmd.api.reverse import grad
 from spmd.compile.cpu.assemble.compile_callees import CalleeCompiler
 from spmd.compile.executable import executable
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from spmd import lax
-from spmd.api import disable_jit, jit
+from spmd.api.compiled import jit
+from spmd.api.inspect import disable_jit
 from spmd.compile.cpu.assemble.assemble import Builder
 from spmd.compile.cpu.assemble.kernel_batches import MOST_MEMBERS, MemoryAccess
 from spmd.compile.lower.lowering import lower

@@ -12,7 +12,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.api import make_jaxpr
+from spmd.api.inspect import make_jaxpr
 from spmd.base.config import config
 from spmd.base.errors import CollectiveError
 from spmd.compile.executable import build

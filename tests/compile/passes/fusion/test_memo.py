@@ -9,7 +9,8 @@ import pytest
 
 import spmd.numpy as snp
 from spmd import nn
-from spmd.api import jit, value_and_grad
+from spmd.api.compiled import jit
+from spmd.api.reverse import value_and_grad
 from spmd.base.tree import tree_leaves
 from spmd.compile.cpu.assemble import compile_callees
 from spmd.compile.executable.executable import compile_jaxpr
