@@ -16,8 +16,8 @@ import numpy as np
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import lays_out_result
-from spmd.core.primitive import Dims, Primitive, Zero, dims
-from spmd.core.structural import add_any, is_linear, move_dim, reshape, zeros_like_aval
+from spmd.core.primitive import Dims, Primitive, dims
+from spmd.core.structural import is_linear, move_dim, reshape, zeros_like_aval
 from spmd.lax.array import full, rev
 from spmd.lax.conv_dims import (
     ConvDimensionNumbers,
@@ -31,7 +31,7 @@ from spmd.lax.conv_dims import (
 )
 from spmd.lax.convert import convert_element_type
 from spmd.lax.dot import check_preferred, product_dtypes
-from spmd.lax.families import ANY, NARROW_FLOATS, check_dtype, check_same_dtype, fail
+from spmd.lax.families import ANY, NARROW_FLOATS, check_dtype, check_same_dtype, fail, multilinear
 from spmd.lax.precision import check_precision
 
 if TYPE_CHECKING:
@@ -318,17 +318,6 @@ def _with_two_dims(windows: Windows) -> Windows:
 # ---- derivatives -------------------------------------------------------------------------------
 
 
-def _conv_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    lhs, rhs = primals
-    out = conv_general_dilated_p.bind(lhs, rhs, **params)
-    terms = []
-    if not isinstance(tangents[0], Zero):
-        terms.append(conv_general_dilated_p.bind(tangents[0], rhs, **params))
-    if not isinstance(tangents[1], Zero):
-        terms.append(conv_general_dilated_p.bind(lhs, tangents[1], **params))
-    return out, terms[0] if len(terms) == 1 else add_any(*terms)
-
-
 def _conv_transpose(ct: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
     side = 0 if is_linear(lhs) else 1
     aval, other = (lhs.aval, rhs) if side == 0 else (rhs.aval, lhs)
@@ -471,7 +460,7 @@ conv_general_dilated_p = Primitive(
     "conv_general_dilated",
     abstract=_conv_abstract,
     impl=_conv_impl,
-    jvp=_conv_jvp,
+    jvp=multilinear(lambda: conv_general_dilated_p),
     transpose=_conv_transpose,
     batch=_conv_batch,
     dims=_conv_dims,

@@ -17,10 +17,18 @@ from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.util import inverse_permutation
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import laid_out, lays_out_result
-from spmd.core.primitive import Dims, Primitive, Zero, dims, remembered
-from spmd.core.structural import add_any, is_linear, permute_dims
+from spmd.core.primitive import Dims, Primitive, dims, remembered
+from spmd.core.structural import is_linear, permute_dims
 from spmd.lax.convert import convert_element_type
-from spmd.lax.families import ANY, NARROW_FLOATS, check_dtype, check_same_dtype, fail, shifted
+from spmd.lax.families import (
+    ANY,
+    NARROW_FLOATS,
+    check_dtype,
+    check_same_dtype,
+    fail,
+    multilinear,
+    shifted,
+)
 from spmd.lax.precision import check_precision
 
 if TYPE_CHECKING:
@@ -282,17 +290,6 @@ def _dot_impl(
 # ---- derivatives -------------------------------------------------------------------------------
 
 
-def _dot_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    lhs, rhs = primals
-    out = dot_general_p.bind(lhs, rhs, **params)
-    terms = []
-    if not isinstance(tangents[0], Zero):
-        terms.append(dot_general_p.bind(tangents[0], rhs, **params))
-    if not isinstance(tangents[1], Zero):
-        terms.append(dot_general_p.bind(lhs, tangents[1], **params))
-    return out, terms[0] if len(terms) == 1 else add_any(*terms)
-
-
 def _dot_transpose(ct: Any, lhs: Any, rhs: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     if is_linear(lhs):
         return [_transpose_side(0, ct, lhs.aval, rhs, dimension_numbers, params["precision"]), None]
@@ -377,7 +374,7 @@ dot_general_p = Primitive(
     "dot_general",
     abstract=_dot_abstract,
     impl=_dot_impl,
-    jvp=_dot_jvp,
+    jvp=multilinear(lambda: dot_general_p),
     transpose=_dot_transpose,
     batch=_dot_batch,
     dims=_dot_dims,

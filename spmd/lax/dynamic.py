@@ -17,7 +17,6 @@ from spmd.base import dtypes
 from spmd.base.errors import DtypeError, ShapeError
 from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.jvp import instantiate
 from spmd.core.primitive import Linear, Primitive, remembered
 from spmd.core.structural import reshape, to_front, zeros_like_aval
 from spmd.core.trace import Tracer, unchanged
@@ -25,7 +24,7 @@ from spmd.lax.arithmetic import add
 from spmd.lax.array import expand_dims, squeeze
 from spmd.lax.concatenate import concatenate
 from spmd.lax.convert import convert_element_type
-from spmd.lax.families import fail
+from spmd.lax.families import fail, linear_in
 from spmd.lax.gather import gather_p
 from spmd.lax.logic import lt, select
 from spmd.lax.scatter import scatter_p
@@ -175,12 +174,6 @@ def _dynamic_slice_impl(xp: Any, x: Any, *starts: Any, slice_sizes: tuple[int, .
     return x[_region(xp, x.shape, slice_sizes, starts)]
 
 
-def _dynamic_slice_jvp(primals: Any, tangents: Any, *, slice_sizes: tuple[int, ...]) -> Any:
-    x, *starts = primals
-    out = dynamic_slice_p.bind(x, *starts, slice_sizes=slice_sizes)
-    return out, dynamic_slice_p.bind(tangents[0], *starts, slice_sizes=slice_sizes)
-
-
 def _dynamic_slice_transpose(
     ct: Any, x: Linear, *starts: Any, slice_sizes: tuple[int, ...]
 ) -> list[Any]:
@@ -221,7 +214,7 @@ dynamic_slice_p = Primitive(
     "dynamic_slice",
     abstract=_dynamic_slice_abstract,
     impl=_dynamic_slice_impl,
-    jvp=_dynamic_slice_jvp,
+    jvp=linear_in(lambda: dynamic_slice_p, 0),
     transpose=_dynamic_slice_transpose,
     batch=_dynamic_slice_batch,
     dims=_dynamic_slice_dims,
@@ -284,13 +277,6 @@ def _update_impl(xp: Any, x: Any, update: Any, *starts: Any) -> Any:
     return out
 
 
-def _update_jvp(primals: Any, tangents: Any) -> Any:
-    x, update, *starts = primals
-    out = dynamic_update_slice_p.bind(x, update, *starts)
-    t_x, t_update = instantiate(tangents[0]), instantiate(tangents[1])
-    return out, dynamic_update_slice_p.bind(t_x, t_update, *starts)
-
-
 def _update_transpose(ct: Any, x: Any, update: Any, *starts: Any) -> list[Any]:
     aval = update.aval if isinstance(update, Linear) else typeof(update)
     ct_x = ct_update = None
@@ -331,7 +317,7 @@ dynamic_update_slice_p = Primitive(
     "dynamic_update_slice",
     abstract=_update_abstract,
     impl=_update_impl,
-    jvp=_update_jvp,
+    jvp=linear_in(lambda: dynamic_update_slice_p, 0, 1),
     transpose=_update_transpose,
     batch=_update_batch,
     dims=_update_dims,

@@ -12,6 +12,7 @@ likewise one function per operand, called as `f(ct, *operands, **params)`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -21,7 +22,7 @@ from spmd.base import dtypes
 from spmd.base.errors import DtypeError, ShapeError, SpmdError
 from spmd.base.source import current_source
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.jvp import zero_tangent
+from spmd.core.jvp import instantiate, zero_tangent
 from spmd.core.primitive import (
     Dims,
     Linear,
@@ -278,6 +279,34 @@ def elementwise_jvp(prim: Primitive, rules: Sequence[Rule | None]) -> Rule:
             term = spread(rule(t, *primals, out, **params), aval.shape)
             total = term if total is None else add_any(total, term)
         return out, zero_tangent(out) if total is None else total
+
+    return jvp
+
+
+def linear_in(prim: Callable[[], Primitive], *places: int) -> Rule:
+    """The jvp rule of a primitive, which `prim` names, that is linear in some operands together."""
+
+    def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+        out = prim().bind(*primals, **params)
+        if all(isinstance(tangents[k], Zero) for k in places):
+            return out, zero_tangent(out)
+        operands = [instantiate(tangents[k]) if k in places else x for k, x in enumerate(primals)]
+        return out, prim().bind(*operands, **params)
+
+    return jvp
+
+
+def multilinear(prim: Callable[[], Primitive]) -> Rule:
+    """The jvp rule of a primitive, which `prim` names, that is linear in each operand by itself."""
+
+    def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+        out = prim().bind(*primals, **params)
+        terms = [
+            prim().bind(*primals[:k], t, *primals[k + 1 :], **params)
+            for k, t in enumerate(tangents)
+            if not isinstance(t, Zero)
+        ]
+        return out, functools.reduce(add_any, terms)
 
     return jvp
 

@@ -17,11 +17,10 @@ from spmd.core.primitive import Linear, Primitive, dims, remembered
 from spmd.core.structural import broadcast_in_dim, move_dim, reshape, zeros_like_aval
 from spmd.lax.arithmetic import add, rem
 from spmd.lax.concatenate import concatenate
-from spmd.lax.families import fail
+from spmd.lax.families import fail, linear_in
 from spmd.lax.logic import lt, select
 from spmd.lax.scatter_rules import (
     bind_scatter,
-    linear_in_operand_and_updates,
     scatter_abstract,
     scatter_batch,
     scatter_dims,
@@ -184,21 +183,12 @@ def _gather_transpose(
     indices: Any,
     *,
     dimension_numbers: GatherDimensionNumbers,
-    unique_indices: bool,
-    indices_are_sorted: bool,
-    mode: GatherScatterMode,
-    **_: Any,
+    slice_sizes: Any,
+    fill_value: Any,
+    **how: Any,
 ) -> list[Any]:
-    out = scatter_add(
-        zeros_like_aval(operand.aval),
-        indices,
-        ct,
-        as_scatter(dimension_numbers),
-        indices_are_sorted=indices_are_sorted,
-        unique_indices=unique_indices,
-        mode=mode,
-    )
-    return [out, None]
+    numbers, zeros = as_scatter(dimension_numbers), zeros_like_aval(operand.aval)
+    return [scatter_add(zeros, indices, ct, numbers, **how), None]
 
 
 def _gather_batch(
@@ -250,22 +240,12 @@ def gather_like_scatter(
     updates: ShapedArray,
     *,
     dimension_numbers: ScatterDimensionNumbers,
-    indices_are_sorted: bool,
-    unique_indices: bool,
-    mode: GatherScatterMode,
+    **how: Any,
 ) -> Any:
     """Read the elements that a scatter of updates of this aval overwrites; zero elsewhere."""
     numbers = as_gather(dimension_numbers)
-    return gather(
-        operand,
-        indices,
-        numbers,
-        window_sizes(numbers, typeof(operand).shape, updates.shape),
-        indices_are_sorted=indices_are_sorted,
-        unique_indices=unique_indices,
-        mode=mode,
-        fill_value=0,
-    )
+    sizes = window_sizes(numbers, typeof(operand).shape, updates.shape)
+    return gather(operand, indices, numbers, sizes, fill_value=0, **how)
 
 
 # ---- scatter_add -------------------------------------------------------------------------------
@@ -296,20 +276,8 @@ def scatter_add(
     >>> lax.scatter_add(np.zeros(3), np.array([[0], [2], [2]]), np.ones(3), elements)
     Array([1., 0., 2.], dtype=float32)
     """
-    return bind_scatter(
-        scatter_add_p,
-        operand,
-        scatter_indices,
-        updates,
-        dimension_numbers,
-        indices_are_sorted,
-        unique_indices,
-        mode,
-    )
-
-
-def _scatter_add_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    return linear_in_operand_and_updates(scatter_add_p, primals, tangents, params)
+    how = dimension_numbers, indices_are_sorted, unique_indices, mode
+    return bind_scatter(scatter_add_p, operand, scatter_indices, updates, *how)
 
 
 def _scatter_add_transpose(
@@ -325,7 +293,7 @@ scatter_add_p = Primitive(
     "scatter_add",
     abstract=scatter_abstract("scatter_add", dtypes.NUMERIC),
     impl=scatter_impl(lambda xp, out, index, v: xp.add.at(out, index, v), in_float32=True),
-    jvp=_scatter_add_jvp,
+    jvp=linear_in(lambda: scatter_add_p, 0, 2),
     transpose=_scatter_add_transpose,
     batch=scatter_batch(lambda: scatter_add_p),
     dims=scatter_dims,

@@ -8,6 +8,7 @@ transpose of the other; the selected element does not change near almost every o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,11 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.errors import ShapeError
 from spmd.core.aval import ShapedArray
-from spmd.core.jvp import zero_tangent
-from spmd.core.primitive import Dims, Primitive, Zero, dims
+from spmd.core.primitive import Dims, Primitive, dims
 from spmd.core.structural import to_front
 from spmd.lax.conv import padded_array, window_view
 from spmd.lax.conv_dims import Windows
-from spmd.lax.families import FLOAT, ORDERED, check_dtype, fail
+from spmd.lax.families import FLOAT, ORDERED, check_dtype, fail, linear_in
 
 # ---- the public functions ----------------------------------------------------------------------
 
@@ -101,13 +101,6 @@ def _gather_impl(xp: Any, tangents: Any, operand: Any, *, select: str, windows: 
     return xp.where(some, found, xp.zeros((), tangents.dtype))
 
 
-def _gather_transpose(ct: Any, tangents: Any, operand: Any, **params: Any) -> list[Any]:
-    return [select_and_scatter_add_p.bind(ct, operand, **params), None]
-
-
-# ---- scatter -----------------------------------------------------------------------------------
-
-
 def _scatter_abstract(
     source: ShapedArray, operand: ShapedArray, *, select: str, windows: Windows
 ) -> ShapedArray:
@@ -142,30 +135,13 @@ def _scatter_impl(xp: Any, source: Any, operand: Any, *, select: str, windows: W
     return out.astype(source.dtype)
 
 
-def _scatter_transpose(ct: Any, source: Any, operand: Any, **params: Any) -> list[Any]:
-    return [select_and_gather_add_p.bind(ct, operand, **params), None]
-
-
 # ---- the rules that both share -----------------------------------------------------------------
 
 
-def _jvp(which: str) -> Any:
-    """Linear in the first operand; the second only selects."""
-
-    def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-        prim = _PRIMITIVES[which]
-        out = prim.bind(*primals, **params)
-        if isinstance(tangents[0], Zero):
-            return out, zero_tangent(out)
-        return out, prim.bind(tangents[0], primals[1], **params)
-
-    return jvp
-
-
-def _batch(which: str) -> Any:
+def _batch(prim: Callable[[], Primitive]) -> Any:
     def batch(axis: Any, operands: Any, at: Any, *, select: str, windows: Windows) -> Any:
         moved = [to_front(x, d, axis.size) for x, d in zip(operands, at, strict=True)]
-        return _PRIMITIVES[which].bind(*moved, select=select, windows=with_batch_dim(windows)), 0
+        return prim().bind(*moved, select=select, windows=with_batch_dim(windows)), 0
 
     return batch
 
@@ -180,18 +156,23 @@ select_and_gather_add_p = Primitive(
     "select_and_gather_add",
     abstract=_gather_abstract,
     impl=_gather_impl,
-    jvp=_jvp("gather"),
-    transpose=_gather_transpose,
-    batch=_batch("gather"),
+    jvp=linear_in(lambda: select_and_gather_add_p, 0),
+    transpose=lambda ct, tangents, operand, **params: [
+        select_and_scatter_add_p.bind(ct, operand, **params),
+        None,
+    ],
+    batch=_batch(lambda: select_and_gather_add_p),
     dims=_dims,
 )
 select_and_scatter_add_p = Primitive(
     "select_and_scatter_add",
     abstract=_scatter_abstract,
     impl=_scatter_impl,
-    jvp=_jvp("scatter"),
-    transpose=_scatter_transpose,
-    batch=_batch("scatter"),
+    jvp=linear_in(lambda: select_and_scatter_add_p, 0),
+    transpose=lambda ct, source, operand, **params: [
+        select_and_gather_add_p.bind(ct, operand, **params),
+        None,
+    ],
+    batch=_batch(lambda: select_and_scatter_add_p),
     dims=_dims,
 )
-_PRIMITIVES = {"gather": select_and_gather_add_p, "scatter": select_and_scatter_add_p}

@@ -6,6 +6,8 @@ in one element of `scatter`, the last one wins, on every backend; its gradient c
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +23,12 @@ from spmd.lax.arithmetic import add, div, mul, neg
 from spmd.lax.array import iota
 from spmd.lax.control_while import while_loop
 from spmd.lax.convert import convert_element_type
-from spmd.lax.families import fail
+from spmd.lax.families import fail, linear_in
 from spmd.lax.gather import gather_like_scatter, scatter_add, scatter_add_p
 from spmd.lax.logic import eq, gt, lt, select
 from spmd.lax.reduce import reduce_max
 from spmd.lax.scatter_rules import (
     bind_scatter,
-    linear_in_operand_and_updates,
     scatter_abstract,
     scatter_batch,
     scatter_dims,
@@ -67,25 +68,8 @@ def scatter(
     >>> lax.scatter(np.zeros(3), np.array([[0], [2], [2]]), np.array([1.0, 2.0, 3.0]), elements)
     Array([1., 0., 3.], dtype=float32)
     """
-    return bind_scatter(
-        scatter_p,
-        operand,
-        scatter_indices,
-        updates,
-        dimension_numbers,
-        indices_are_sorted,
-        unique_indices,
-        mode,
-    )
-
-
-def _assign(xp: Any, out: Any, index: Any, values: Any) -> None:
-    out[index] = values
-
-
-def _scatter_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    # The same updates win for the tangents as for the primals: the indices decide it alone.
-    return linear_in_operand_and_updates(scatter_p, primals, tangents, params)
+    how = dimension_numbers, indices_are_sorted, unique_indices, mode
+    return bind_scatter(scatter_p, operand, scatter_indices, updates, *how)
 
 
 def _scatter_transpose(
@@ -120,8 +104,9 @@ def _survivors(
 scatter_p = Primitive(
     "scatter",
     abstract=scatter_abstract("scatter", None),
-    impl=scatter_impl(_assign),
-    jvp=_scatter_jvp,
+    impl=scatter_impl(lambda xp, out, index, v: operator.setitem(out, index, v)),
+    # The same updates win for the tangents as for the primals: the indices decide it alone.
+    jvp=linear_in(lambda: scatter_p, 0, 2),
     transpose=_scatter_transpose,
     batch=scatter_batch(lambda: scatter_p),
     dims=scatter_dims,
@@ -148,15 +133,8 @@ def scatter_sub(
     >>> lax.scatter_sub(np.zeros(3), np.array([[0], [2], [2]]), np.ones(3), elements)
     Array([-1.,  0., -2.], dtype=float32)
     """
-    return scatter_add(
-        operand,
-        scatter_indices,
-        neg(updates),
-        dimension_numbers,
-        indices_are_sorted=indices_are_sorted,
-        unique_indices=unique_indices,
-        mode=mode,
-    )
+    how = dimension_numbers, indices_are_sorted, unique_indices, mode
+    return bind_scatter(scatter_add_p, operand, scatter_indices, neg(updates), *how)
 
 
 # ---- scatter_mul -------------------------------------------------------------------------------
@@ -183,16 +161,8 @@ def scatter_mul(
     >>> lax.scatter_mul(np.ones(3), np.array([[0], [2], [2]]), np.full(3, 5.0), elements)
     Array([ 5.,  1., 25.], dtype=float32)
     """
-    return bind_scatter(
-        scatter_mul_p,
-        operand,
-        scatter_indices,
-        updates,
-        dimension_numbers,
-        indices_are_sorted,
-        unique_indices,
-        mode,
-    )
+    how = dimension_numbers, indices_are_sorted, unique_indices, mode
+    return bind_scatter(scatter_mul_p, operand, scatter_indices, updates, *how)
 
 
 def _scatter_mul_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
@@ -212,13 +182,7 @@ def _scatter_mul_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
         read = gather_like_scatter(operand, indices, typeof(updates), **params)
         zeros = zeros_like_aval(typeof(operand))
         terms.append(scatter_add_p.bind(zeros, indices, mul(read, t_updates), **params))
-    return out, terms[0] if len(terms) == 1 else add_any(*terms)
-
-
-def _scatter_mul_transpose(
-    ct: Any, operand: Any, indices: Any, updates: Any, **params: Any
-) -> list[Any]:
-    return [scatter_mul_p.bind(ct, indices, updates, **params), None, None]
+    return out, functools.reduce(add_any, terms)
 
 
 scatter_mul_p = Primitive(
@@ -226,7 +190,11 @@ scatter_mul_p = Primitive(
     abstract=scatter_abstract("scatter_mul", dtypes.NUMERIC),
     impl=scatter_impl(lambda xp, out, index, v: xp.multiply.at(out, index, v), in_float32=True),
     jvp=_scatter_mul_jvp,
-    transpose=_scatter_mul_transpose,
+    transpose=lambda ct, operand, *rest, **params: [
+        scatter_mul_p.bind(ct, *rest, **params),
+        None,
+        None,
+    ],
     batch=scatter_batch(lambda: scatter_mul_p),
     dims=scatter_dims,
 )
@@ -254,16 +222,8 @@ def scatter_min(
     >>> lax.scatter_min(np.ones(3), np.array([[0], [2]]), np.array([5.0, -5.0]), elements)
     Array([ 1.,  1., -5.], dtype=float32)
     """
-    return bind_scatter(
-        scatter_min_p,
-        operand,
-        scatter_indices,
-        updates,
-        dimension_numbers,
-        indices_are_sorted,
-        unique_indices,
-        mode,
-    )
+    how = dimension_numbers, indices_are_sorted, unique_indices, mode
+    return bind_scatter(scatter_min_p, operand, scatter_indices, updates, *how)
 
 
 def scatter_max(
@@ -286,16 +246,8 @@ def scatter_max(
     >>> lax.scatter_max(np.ones(3), np.array([[0], [2]]), np.array([5.0, -5.0]), elements)
     Array([5., 1., 1.], dtype=float32)
     """
-    return bind_scatter(
-        scatter_max_p,
-        operand,
-        scatter_indices,
-        updates,
-        dimension_numbers,
-        indices_are_sorted,
-        unique_indices,
-        mode,
-    )
+    how = dimension_numbers, indices_are_sorted, unique_indices, mode
+    return bind_scatter(scatter_max_p, operand, scatter_indices, updates, *how)
 
 
 def _extremal_jvp(get_prim: Callable[[], Primitive]) -> Callable[..., Any]:

@@ -13,7 +13,6 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.errors import DtypeError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.jvp import instantiate
 from spmd.core.primitive import Primitive, dims
 from spmd.core.structural import move_dim, to_front
 from spmd.lax.families import fail
@@ -188,11 +187,3 @@ def scatter_dims(
 def _own(labels: list[int]) -> list[int]:
     """The labels of the result; dims that must stay whole have labels of their own."""
     return [label if label >= 0 else label - 1000 for label in labels]
-
-
-def linear_in_operand_and_updates(prim: Primitive, primals: Any, tangents: Any, params: Any) -> Any:
-    """The jvp of a scatter that is linear in operand and updates together."""
-    operand, indices, updates = primals
-    out = prim.bind(operand, indices, updates, **params)
-    t_operand, t_updates = instantiate(tangents[0]), instantiate(tangents[2])
-    return out, prim.bind(t_operand, indices, t_updates, **params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -224,7 +225,7 @@ def _solve_jvp(primals: Any, tangents: Any) -> Any:
     terms = [] if isinstance(db, Zero) else [db]
     if not isinstance(da, Zero):
         terms.append(neg(matmul(da, x)))
-    return x, solve_p.bind(a, terms[0] if len(terms) == 1 else add_any(*terms))
+    return x, solve_p.bind(a, functools.reduce(add_any, terms))
 
 
 def _solve_transpose(ct: Any, a: Any, b: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,10 +82,7 @@ def _sylvester_jvp(primals: Any, tangents: Any) -> Any:
         terms.append(neg(matmul(da, x)))
     if not isinstance(db, Zero):
         terms.append(neg(matmul(x, db)))
-    total = terms[0]
-    for term in terms[1:]:
-        total = add_any(total, term)
-    return x, sylvester_p.bind(a, b, total)
+    return x, sylvester_p.bind(a, b, functools.reduce(add_any, terms))
 
 
 def _sylvester_transpose(ct: Any, a: Any, b: Any, c: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,7 +139,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
         da = swapped(da) if params["transpose_a"] else da
         moved = matmul(da, x) if params["left_side"] else matmul(x, da)
         terms.append(triangular_solve_p.bind(a, neg(moved), **params))
-    return x, terms[0] if len(terms) == 1 else add_any(*terms)
+    return x, functools.reduce(add_any, terms)
 
 
 def _transpose(ct: Any, a: Any, b: Any, *, transpose_a: bool, **params: Any) -> Any:
