@@ -117,7 +117,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def _batch(axis: Any, operands: Any, at: Any, **params: Any) -> Any:
-    """All examples must be fine; the payload is that of the first that is not."""
+    """All examples must pass; the payload is that of the first that fails."""
     pred, *payload = (
         x if d is None else to_front(x, d, axis.size) for x, d in zip(operands, at, strict=True)
     )

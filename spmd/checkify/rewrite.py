@@ -94,7 +94,7 @@ class _Checks:
         self._fail(snp.where(fine, np.int32(0), np.int32(len(self.sites))))
 
     def absorb(self, sites: Sequence[Site], state: Sequence[Any]) -> None:
-        """The checks of a body, whose state came out of it: its code, and its payloads flat."""
+        """Add the checks of a body, which returned its state: a code and flat payloads."""
         code, *payloads = state
         self._fail(snp.where(code == 0, code, code + np.int32(len(self.sites))))
         self.sites += sites
@@ -115,7 +115,7 @@ def _initial(sites: Sequence[Site]) -> list[Any]:
 
 
 def _first(before: Sequence[Any], now: Sequence[Any]) -> list[Any]:
-    """Of two states of the same checks the one that failed first."""
+    """The state, of two of the same checks, whose failure came first."""
     failed = before[0] != 0
     return [snp.where(failed, b, n) for b, n in zip(before, now, strict=True)]
 
@@ -205,7 +205,7 @@ def _cond(checks: _Checks, eqn: Eqn, operands: list[Any], kinds: Kinds) -> Seque
     for k, (body, _) in enumerate(pairs):
 
         def branch(*args: Any, k: int = k, body: ClosedJaxpr = body) -> list[Any]:
-            # Each branch has all checks, those of others as such that did not fail.
+            # Each branch has the checks of all branches; those of the others did not fail.
             merged = _Checks()
             outs: list[Any] = []
             for j, (_, own) in enumerate(pairs):
@@ -250,7 +250,7 @@ def _scan(checks: _Checks, eqn: Eqn, operands: list[Any], kinds: Kinds) -> Seque
 
 
 def _while(checks: _Checks, eqn: Eqn, operands: list[Any], kinds: Kinds) -> Sequence[Any]:
-    """The body also makes the checks of the next test; those of the first one come before."""
+    """The body also runs the checks of the next test; those of the first test run before."""
     p = eqn.params
     test, test_sites = _checked(p["cond_jaxpr"], kinds)
     body, body_sites = _checked(p["body_jaxpr"], kinds)

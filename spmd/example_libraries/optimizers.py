@@ -1,7 +1,7 @@
 """First-order optimizers over pytrees, each a triple of functions, as in JAX's library.
 
 `init_fn(params)` makes a state, `update_fn(step, grads, state)` the next one, `get_params(state)`
-gives the parameters of a state. A state is a pytree. Steps sizes are numbers, or schedules:
+gives the parameters of a state. A state is a pytree. Step sizes are numbers, or schedules:
 functions from the number of the step to a number.
 
 >>> init_fn, update_fn, get_params = momentum(0.1, mass=0.9)
@@ -55,7 +55,7 @@ Schedule = Callable[[Any], Any]
 
 
 class OptimizerState(NamedTuple):
-    """The states of all leaves, flat; with the structures of the parameters and of each state."""
+    """The flat states of all leaves, with the structures of the parameters and of each state."""
 
     packed_state: Any
     tree_def: Any
@@ -205,7 +205,7 @@ def rmsprop_momentum(
 
 @optimizer
 def adam(step_size: float | Schedule, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Any:
-    """Adam: running means of gradients and of their squares, corrected for their start."""
+    """Adam: running means of gradients and of their squares, with bias correction."""
     rate = make_schedule(step_size)
 
     def update(i: Any, g: Any, state: Any) -> Any:
@@ -275,7 +275,7 @@ def _first(state: Any) -> Any:
 
 
 def constant(step_size: float) -> Schedule:
-    """The same step size always."""
+    """A constant step size."""
     return lambda i: step_size
 
 
@@ -320,7 +320,10 @@ def piecewise_constant(boundaries: Sequence[float], values: Sequence[float]) -> 
 
 
 def make_schedule(scalar_or_schedule: float | Schedule) -> Schedule:
-    """A schedule: the one given, or that of a number. Raises `ArgumentError` for anything else."""
+    """Make a schedule of a number, or return a schedule as it is.
+
+    Raises `ArgumentError` for anything else.
+    """
     if callable(scalar_or_schedule):
         return scalar_or_schedule
     if snp.ndim(scalar_or_schedule) == 0:

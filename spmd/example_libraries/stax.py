@@ -1,7 +1,7 @@
 """Layers as pairs of functions, `init_fun(rng, shape)` and `apply_fun(params, x)`, as in JAX.
 
-`init_fun` returns the shape of the output and the parameters. Constructors of layers, and what
-puts layers together, return such pairs.
+`init_fun` returns the shape of the output and the parameters. Constructors and combinators of
+layers return such pairs.
 
 >>> init_fun, apply_fun = serial(Dense(8), Relu, Dense(1))
 >>> out_shape, params = init_fun(spmd.random.key(0), (-1, 3))
@@ -247,7 +247,7 @@ def Dropout(rate: float, mode: str = "train") -> Layer:
 
 
 def serial(*layers: Layer) -> Layer:
-    """Layers one after the other."""
+    """Layers in sequence."""
     inits = [init for init, _ in layers]
     applies = [apply for _, apply in layers]
 
@@ -269,7 +269,7 @@ def serial(*layers: Layer) -> Layer:
 
 
 def parallel(*layers: Layer) -> Layer:
-    """Layers beside each other, each with an input of its own."""
+    """Layers in parallel, each with its own input."""
     inits = [init for init, _ in layers]
     applies = [apply for _, apply in layers]
 

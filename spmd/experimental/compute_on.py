@@ -1,4 +1,4 @@
-"""The place of operations, `compute_on`: devices and their host are one place here."""
+"""`compute_on`, which places operations: devices and their host are one place here."""
 
 from __future__ import annotations
 

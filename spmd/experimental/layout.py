@@ -1,4 +1,4 @@
-"""Layouts of arrays in memory: `Layout` and `Format`, which `device_put` takes for a sharding."""
+"""Layouts of arrays in memory: `Layout`, and `Format`, which `device_put` takes as a sharding."""
 
 from __future__ import annotations
 

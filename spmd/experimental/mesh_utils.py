@@ -23,7 +23,7 @@ def create_device_mesh(
 ) -> np.ndarray:
     """The devices (default: all) as an array of `mesh_shape`, the last axis running fastest.
 
-    Devices that are next to each other in it are of one process as far as possible. The last two
+    Neighbours in the array belong to one process as far as possible. The last two
     parameters are for machines with a network of their own, and have no effect here. Raises a
     `ShardingError` if the shape needs more or fewer devices than there are.
 
@@ -53,7 +53,7 @@ def create_hybrid_device_mesh(
     """The devices as an array of which each axis goes over `dcn_mesh_shape[k]` groups of processes
     and, in each of these, over `mesh_shape[k]` devices.
 
-    Groups are runs of consecutive devices, so they are those of consecutive processes. Raises a
+    A group is a run of consecutive devices, and so of consecutive processes. Raises a
     `ShardingError` if the shapes need more or fewer devices than there are.
 
     >>> create_hybrid_device_mesh((2, 1), (1, 2)).shape

@@ -23,7 +23,7 @@ __all__ = [
 def reached_preemption_sync_point(step_id: int) -> bool:
     """Whether a scheduler's notice asks all processes to stop after this step: never.
 
-    Schedulers don't tell spmd of an end to come; `spmdrun --max-restarts` starts a job again.
+    No scheduler warns spmd before a job ends; `spmdrun --max-restarts` starts a job again.
 
     >>> reached_preemption_sync_point(3)
     False

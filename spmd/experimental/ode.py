@@ -67,7 +67,7 @@ def odeint(
     `y0` is an array or a pytree of arrays, and `func` returns the same structure; the result has a
     leading dim of `len(t)` in front of each array. `t` increases. The step is chosen so that the
     estimated error stays under `atol + rtol * abs(y)`; it is at most `hmax`, and from one time of
-    `t` to the next there are at most `mxstep` steps. The method is that of Dormand and Prince,
+    `t` to the next there are at most `mxstep` steps. The method is that of Dormand and Prince;
     values between steps come from a polynomial of degree 4.
 
     Reverse mode solves the adjoint equation backwards in time, with the same tolerances, and so

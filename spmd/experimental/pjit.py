@@ -1,4 +1,4 @@
-"""`pjit`, which is `jit` by its old name."""
+"""`pjit`, the old name of `jit`."""
 
 from spmd.api.compiled import jit as pjit
 from spmd.sharding.constraint import with_sharding_constraint

@@ -1,7 +1,7 @@
 """Random numbers from a generator that keeps its state, `stateful_rng`.
 
 A generator is a key and a counter in a mutable array: each draw folds the counter into the key and
-adds 1. Inside `jit` the counter is an input and a result of the program. Its numbers are JAX's.
+adds 1. Inside `jit` the counter is an input and a result of the program. The numbers are JAX's.
 """
 
 from __future__ import annotations

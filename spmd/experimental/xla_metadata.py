@@ -1,4 +1,4 @@
-"""Notes for XLA's compiler, `set_xla_metadata`; the compiler here has no use for them."""
+"""`set_xla_metadata`, which makes notes for XLA's compiler; spmd's compiler ignores them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jaxprs, structures and constants as JSON, and back; no code is pickled, none is run to read it.
+"""Jaxprs, structures and constants as JSON, and back. No code is pickled, and reading runs none.
 
 One equation is one JSON object, `{"do": "mul", "in": ["a", "b"], "out": [["c", ...]]}`, with its
 params under "with". A tuple is a list; other values are objects with one key:
@@ -34,7 +34,7 @@ from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, letters
 from spmd.core.primitive import all_primitives
 from spmd.core.rewrite import inline_calls
 
-# Files name primitives: all that there are must be there, those too that few programs use.
+# Files name primitives, so all are imported here, the rarely used ones too.
 from spmd.lax import (  # noqa: F401
     _lazy_names,
     attention,
@@ -57,7 +57,7 @@ from spmd.sharding.pmap import AutoAxis
 from spmd.sharding.shard_map_rules import mesh_axes, shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec, Unconstrained, all_devices
 
-# Params may hold these beside plain data. A file names them; nothing else can be made from one.
+# Params may hold these beside plain data. A file names them; reading a file makes no others.
 _KINDS = (RoundingMethod, Precision, GatherScatterMode, RandomAlgorithm)
 ENUMS = {kind.__name__: kind for kind in _KINDS}
 RECORDS: dict[str, Any] = {
@@ -71,7 +71,7 @@ RECORDS: dict[str, Any] = {
         Windows,
     )
 }
-# Integer constants of so many elements are written as numbers: indices, mostly.
+# Integer constants of at most so many elements, mostly indices, are written as numbers.
 _FEW = 64
 _DTYPES = {dtypes.long_name(d): d for d in (*dtypes.ANY, dtypes.float0)}
 
@@ -91,7 +91,7 @@ def encode_aval(aval: ShapedArray) -> dict[str, Any]:
     """`{"dtype": ..., "shape": [...]}`, and `"weak": true` for a Python number.
 
     In the code of one device `"varies"` names the mesh axes over which the value differs; `"lies"`
-    says what its type says of its layout.
+    is the layout that its type has.
     """
     node: dict[str, Any] = {"dtype": dtypes.long_name(aval.dtype), "shape": list(aval.shape)}
     if aval.vma:
@@ -243,7 +243,7 @@ def _decode_mesh(node: dict[str, Any]) -> NamedAxes:
 
 
 def count_devices(document: Any) -> int:
-    """The number of devices a written program needs: as many as the last position of its meshes."""
+    """The number of devices that a written program needs, by the last position in its meshes."""
     if isinstance(document, list | tuple):
         return max(map(count_devices, document), default=1)
     if not isinstance(document, dict):
@@ -428,7 +428,7 @@ def register_pytree_node_serialization(
 
 def register_namedtuple_serialization(nodetype: Any, *, serialized_name: str) -> Any:
     """Let exported files hold a named tuple; its fields are the loading program's."""
-    tree_flatten(nodetype(*nodetype._fields))  # named tuples are known once one was seen
+    tree_flatten(nodetype(*nodetype._fields))  # the class is known once a tuple was flattened
     return register_pytree_node_serialization(
         nodetype,
         serialized_name=serialized_name,

@@ -47,7 +47,7 @@ from spmd.sharding.explicit_layouts import to_auto_p
 from spmd.sharding.named import NamedSharding
 
 # The version that is written, and the oldest that is read. It grows when the meaning of a file
-# changes; a file says with its primitives its other needs.
+# changes; the primitives in a file say what else it needs.
 maximum_supported_calling_convention_version = 1
 minimum_supported_calling_convention_version = 1
 _MAGIC = "spmd.export"
@@ -72,7 +72,7 @@ class Exported:
     _constraints: tuple[Constraint, ...] = field(repr=False, default=())
     _x64: bool = field(repr=False, default=False)
     _get_vjp: Callable[[], Exported] | None = field(repr=False, default=None)
-    # By argument and by result the sharding that is exported with it, as it is written, or None.
+    # For each argument and each result its sharding as it is written, or None.
     _in_lies: tuple[Any, ...] = field(repr=False, default=())
     _out_lies: tuple[Any, ...] = field(repr=False, default=())
     _programs: dict[Any, Any] = field(repr=False, default_factory=dict)
@@ -83,7 +83,7 @@ class Exported:
 
     @property
     def nr_devices(self) -> int:
-        """How many devices there must be to call it: those up to the last that its meshes name."""
+        """The number of devices that a call needs: those up to the last that its meshes name."""
         return encode.count_devices([self.document, self._in_lies, self._out_lies])
 
     def in_shardings_jax(self, mesh: NamedAxes) -> tuple[NamedSharding | None, ...]:
@@ -338,7 +338,7 @@ def _export(
 
 
 def _laid_out(what: str, x: Any, sharding: NamedSharding) -> Any:
-    """An argument as it is exported: its type, too, says what the export's does."""
+    """An argument as it is exported; its type has the layout that the exported type has."""
     if typeof(x).explicit is not None and sharding.explicit_part(x.ndim) is None:
         x = to_auto_p.bind(x, axes=None)
     return constrain(what, x, sharding)

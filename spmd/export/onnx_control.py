@@ -27,7 +27,7 @@ def _names(atoms: Sequence[Atom]) -> list[str]:
 def _body(
     g: Graph, outputs: list[str], results: list[str], inputs: Sequence[str], types: Sequence[str]
 ) -> dict[str, Any]:
-    """A finished inner graph with the dtypes of its ends; its results are values of its own."""
+    """A finished inner graph with the dtypes of its inputs and results, which are new values."""
     own = [g.op("Identity", x) for x in outputs]
     return {
         "graph": {

@@ -49,7 +49,7 @@ def refused(eqn: Eqn, why: str) -> RefusedError:
 
 
 def code(dtype: Any) -> int:
-    """The number of a dtype in ONNX; a `RefusedError` for one that it has not."""
+    """The number of a dtype in ONNX; a `RefusedError` for one that ONNX lacks."""
     name = dtypes.long_name(np.dtype(dtype))
     if name not in _CODES:
         raise RefusedError(f"to_onnx: there are no {name} arrays in the operators of ONNX")
@@ -176,7 +176,7 @@ def _write(g: Graph, eqn: Eqn, inputs: list[str]) -> Any:
     found = RULES.get(eqn.prim.name)
     for atom in (*eqn.invars, *eqn.outvars):
         if dtypes.long_name(atom.aval.dtype) not in _CODES:
-            raise refused(eqn, f"has an operand or result {atom.aval}, a dtype that ONNX has not")
+            raise refused(eqn, f"has an operand or result {atom.aval}, a dtype that ONNX lacks")
     if found is not None:
         return found(g, eqn, inputs)
     inside = eqn.stands_for()

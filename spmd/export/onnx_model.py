@@ -116,7 +116,7 @@ class _Model:
         inputs: Mapping[str, str],
     ):
         self.onnx, self.arrays, self.infos = onnx, arrays, infos
-        # Of the document's names those that are called something else: inputs, outputs, constants.
+        # Names of the document that the model replaces: those of inputs, outputs and constants.
         self.names: dict[str, str] = dict(inputs)
         self.initializers: dict[str, Any] = {}
         self.sizes: dict[str, str] = {}

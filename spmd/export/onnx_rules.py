@@ -88,7 +88,7 @@ def _divide(g: Graph, eqn: Eqn, xs: list[str]) -> str:
 
     if dtypes.is_inexact(_dtype(eqn)):
         return divided(*xs)
-    # Integers have a quotient by zero, too: all bits set, which leaves the number as remainder.
+    # An integer divided by zero has all bits set; the remainder is the integer itself.
     x, y = xs
     zero = g.op("Equal", y, _number(g, eqn, 0))
     whole = divided(x, g.op("Where", zero, _number(g, eqn, 1), y))
@@ -104,7 +104,7 @@ def _shift(g: Graph, eqn: Eqn, xs: list[str]) -> str:
     x, amount = xs
     down = None
     if eqn.prim.name == "shift_right_arithmetic" and dtype.kind == "i":
-        # Of a negative number the complement is shifted, and turned back.
+        # A negative number is complemented, shifted, and complemented again.
         down = g.op("Less", x, _number(g, eqn, 0))
         x = g.op("Where", down, g.op("BitwiseNot", x), x)
     bits = [g.cast(x, unsigned), g.cast(amount, unsigned)]

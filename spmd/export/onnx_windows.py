@@ -150,7 +150,7 @@ def _reduce_window(g: Graph, eqn: Eqn, xs: list[str]) -> str:
 
 @rule("attention")
 def _attention(g: Graph, eqn: Eqn, xs: list[str]) -> list[str]:
-    # The formula by way of all scores, not the blocks that the compiler goes by.
+    # The formula over all scores; the compiler works block by block.
     avals = tuple(v.aval for v in eqn.invars)
     return write_program(g, attention_formula(eqn.params["spec"], avals), xs)
 

@@ -42,7 +42,7 @@ class DimExpr:
         return tuple(sorted({name for monomial in self._terms for name in monomial}))
 
     def evaluate(self, sizes: Mapping[str, int]) -> int:
-        """The number that this is when the symbols are `sizes`."""
+        """The value of the polynomial where the symbols have these sizes."""
         return sum(c * math.prod(sizes[name] for name in m) for m, c in self._terms.items())
 
     def substitute(self, sizes: Mapping[str, int]) -> DimExpr:

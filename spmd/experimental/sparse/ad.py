@@ -1,4 +1,4 @@
-"""Derivatives with respect to sparse arrays: of the stored elements, at the same indices."""
+"""Derivatives with respect to sparse arrays: those of the stored elements, at their indices."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class SparseEfficiencyWarning(UserWarning):
 
 
 class JAXSparse(abc.ABC):
-    """The base of sparse arrays: a shape, buffers, and what the classes below make of them."""
+    """The base of sparse arrays, which have a shape and buffers."""
 
     data: Any
     shape: Any
@@ -104,6 +104,6 @@ def over_batches(f: Callable[..., Any], n_batch: int) -> Callable[..., Any]:
 
 
 def with_batches(x: Any, batch: tuple[int, ...], n_batch: int) -> Any:
-    """A buffer whose batch dims, which may have size 1, are of their full size."""
+    """A buffer with batch dims of their full sizes; they may have been 1."""
     shape = (*batch, *x.shape[n_batch:])
     return x if x.shape == shape else snp.broadcast_to(x, shape)

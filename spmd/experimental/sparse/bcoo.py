@@ -32,7 +32,7 @@ from spmd.experimental.sparse.base import (
 class BCOO(JAXSparse):
     """A sparse array as `data` and the `indices` of its elements, with batch and dense dims.
 
-    A pytree of both: `jit`, `vmap` over a batch dim, `scan` and the others take it as it is.
+    It is a pytree of both, so all transformations take it: `jit`, `vmap` over a batch dim, `scan`.
 
     >>> m = BCOO.fromdense(np.diag([1.0, 0.0, 2.0]))
     >>> m, (m @ np.ones(3)).tolist()
@@ -117,7 +117,7 @@ class BCOO(JAXSparse):
     def from_scipy_sparse(
         cls, mat: Any, *, index_dtype: Any = None, n_dense: int = 0, n_batch: int = 0
     ) -> BCOO:
-        """The sparse array of one of `scipy.sparse`."""
+        """The sparse array of an array of `scipy.sparse`."""
         if n_dense or n_batch:
             raise NotImplementedError("BCOO.from_scipy_sparse with n_batch or n_dense")
         coo = mat.tocoo()
@@ -261,7 +261,7 @@ def bcoo_fromdense(
     n_sparse = mat.ndim - n_batch - n_dense
     if n_sparse < 0 or n_batch < 0 or n_dense < 0:
         raise ArgumentError(
-            f"bcoo_fromdense: an array of {mat.ndim} dims has not {n_batch=} and {n_dense=}"
+            f"bcoo_fromdense: an array of {mat.ndim} dims can't have {n_batch=} and {n_dense=}"
         )
     mask = mat != 0
     if n_dense:
@@ -324,7 +324,7 @@ def bcoo_extract(sparr: BCOO, arr: Any, *, assume_unique: bool | None = None) ->
 
 
 def _is_first(indices: Any) -> Any:
-    """The mask of those of unbatched indices that no earlier one is equal to."""
+    """The mask of the unbatched indices to which no earlier one is equal."""
     nse, n_sparse = indices.shape
     if not n_sparse:
         return snp.arange(nse) == 0
@@ -354,8 +354,8 @@ def bcoo_sort_indices(mat: BCOO) -> BCOO:
 def bcoo_sum_duplicates(mat: BCOO, nse: int | None = None) -> BCOO:
     """The same array with each index once, in order; elements of one index are added.
 
-    `nse` is the number of elements that it stores: by default as many as there are different
-    indices, which is known only outside of traces; there it stays as it is.
+    `nse` is the number of elements that it stores: by default the number of different indices, or,
+    inside of a trace, where that is not known, the number stored so far.
     """
     sparse = mat._sparse_shape
     data, indices = full_buffers(bcoo_sort_indices(mat))
@@ -410,8 +410,9 @@ def bcoo_update_layout(
 ) -> BCOO:
     """The same array with other numbers of batch and dense dims.
 
-    A sparse dim that becomes a dense or a batch one multiplies what is stored: `on_inefficient`
-    says whether that is an "error" (`SparseEfficiencyError`), a "warn"ing, or nothing (None).
+    A sparse dim that becomes a dense or a batch one multiplies the stored elements;
+    `on_inefficient` says whether that is an "error" (`SparseEfficiencyError`), a "warn"ing, or
+    nothing (None).
     """
     n_batch = mat.n_batch if n_batch is None else n_batch
     n_dense = mat.n_dense if n_dense is None else n_dense

@@ -178,7 +178,7 @@ def bcoo_dot_general_sampled(A: Any, B: Any, indices: Any, *, dimension_numbers:
 
 
 def bcoo_multiply_dense(sp_mat: BCOO, v: Any) -> Any:
-    """The elements (the `data`) of the elementwise product with a dense array that broadcasts."""
+    """The `data` of the elementwise product with a dense array that broadcasts."""
     v = snp.asarray(v)
     if not v.ndim:
         return sp_mat.data * v

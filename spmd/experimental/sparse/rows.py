@@ -1,4 +1,4 @@
-"""`BCSR`: the elements of each row behind each other, batched; its operations are `BCOO`'s."""
+"""`BCSR`: the elements row after row, batched; its operations are `BCOO`'s."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class BCSR(JAXSparse):
     def from_scipy_sparse(
         cls, mat: Any, *, index_dtype: Any = None, n_dense: int = 0, n_batch: int = 0
     ) -> BCSR:
-        """The sparse array of one of `scipy.sparse`."""
+        """The sparse array of an array of `scipy.sparse`."""
         if n_dense or n_batch:
             raise NotImplementedError("BCSR.from_scipy_sparse with n_batch or n_dense")
         csr = mat.tocsr()
@@ -236,7 +236,7 @@ def bcsr_sum_duplicates(mat: BCSR, nse: int | None = None) -> BCSR:
 
 
 def bcsr_concatenate(operands: Sequence[BCSR], *, dimension: int) -> BCSR:
-    """Arrays of one layout behind each other along a batch or a sparse dim."""
+    """Arrays of one layout joined along a batch or a sparse dim."""
     found = bcoo_concatenate([x.to_bcoo() for x in operands], dimension=dimension)
     return BCSR.from_bcoo(found)
 

@@ -23,7 +23,7 @@ from spmd.experimental.sparse.bcoo import (
 
 
 def _blocks(mat: BCOO, dims: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Dims as batch dims, sparse dims and dense dims, the latter two counted from their own."""
+    """Dims as batch, sparse and dense dims, each counted from the first of its kind."""
     first, last = mat.n_batch, mat.n_batch + mat.n_sparse
     batch = [d for d in dims if d < first]
     sparse = [d - first for d in dims if first <= d < last]
@@ -43,7 +43,7 @@ def bcoo_transpose(mat: BCOO, *, permutation: Sequence[int]) -> BCOO:
     """
     permutation = [int(p) for p in permutation]
     if sorted(permutation) != list(range(mat.ndim)):
-        raise ArgumentError(f"bcoo_transpose: {permutation=} is none of {mat.ndim} dims")
+        raise ArgumentError(f"bcoo_transpose: {permutation=} is no permutation of {mat.ndim} dims")
     n, m = mat.n_batch, mat.n_sparse
     batch, sparse, dense = permutation[:n], permutation[n : n + m], permutation[n + m :]
     if sorted(batch) != list(range(n)) or sorted(sparse) != list(range(n, n + m)):
@@ -250,7 +250,7 @@ def bcoo_broadcast_in_dim(
 
 
 def bcoo_concatenate(operands: Sequence[BCOO], *, dimension: int) -> BCOO:
-    """Arrays of one layout behind each other along a batch or a sparse dim."""
+    """Arrays of one layout joined along a batch or a sparse dim."""
     operands = list(operands)
     first = operands[0]
     n, m = first.n_batch, first.n_sparse

@@ -34,7 +34,7 @@ def _is_sparse(x: Any) -> bool:
 
 
 def sparsify(f: Callable[..., Any], use_tracer: bool = False) -> Callable[..., Any]:
-    """A function that does with sparse arguments what `f` does with dense ones.
+    """Make a function that does with sparse arguments what `f` does with dense ones.
 
     Arguments are pytrees of arrays, `BCOO` and `BCSR` arrays. Results stay sparse where an
     operation has a rule for it (products, sums of sparse arrays, functions that map 0 to 0, moves);
@@ -112,7 +112,7 @@ def _bcoo(x: Any) -> Any:
 
 
 def _back(x: Any, *given: Any) -> Any:
-    """A result in the format of the operand, where that has one of its layout."""
+    """A result in the format of the operand, if that format has the result's layout."""
     first = next(x for x in given if _is_sparse(x))
     fits = isinstance(x, BCOO) and x.n_sparse == 2
     return BCSR.from_bcoo(x) if isinstance(first, BCSR) and fits else x
@@ -126,7 +126,7 @@ def _back(x: Any, *given: Any) -> Any:
 def _zero_stays_zero(prim: Any, operands: Any, params: Any) -> Any:
     (x,) = operands
     given, x = x, _bcoo(x)
-    if not x.unique_indices:  # a function of a sum is no sum of functions
+    if not x.unique_indices:  # f(a + b) is not f(a) + f(b)
         x = x.sum_duplicates(nse=x.nse, remove_zeros=False)
     return _back(like(x, prim.bind(x.data, **params), x.indices), given)
 

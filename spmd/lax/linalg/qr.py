@@ -74,7 +74,7 @@ def _qr_impl(xp: Any, x: Any, *, pivoting: bool, full_matrices: bool) -> list[An
 
 
 def _pivoted(x: Any, full_matrices: bool) -> list[Any]:
-    """Householder's QR, each step on the column with most left (Golub & Van Loan, 5.4.1)."""
+    """Householder's QR, always of the column of largest norm left (Golub & Van Loan, 5.4.1)."""
     *leading, m, n = x.shape
     a = np.array(x).reshape((int(np.prod(leading)), m, n))
     every = np.arange(a.shape[0])

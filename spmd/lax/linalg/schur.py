@@ -170,7 +170,7 @@ def complex_form(a: Any) -> tuple[Any, Any]:
 
 
 def _with_vectors(a: Any) -> tuple[Any, Any]:
-    """The Hessenberg form of a matrix in double precision, and the unitary matrix to it."""
+    """The Hessenberg form of a matrix in double precision, and the unitary matrix that gives it."""
     wide = a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
     packed, taus = _hessenberg_impl(np, wide)
     q = np.eye(a.shape[-1], dtype=wide.dtype)

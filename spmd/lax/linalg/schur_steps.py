@@ -8,7 +8,7 @@ import numpy as np
 
 from spmd.lax.linalg.qr import householder_vector, reflect
 
-# Iterations for one eigenvalue before giving up; a shift out of the ordinary every tenth.
+# Iterations for one eigenvalue before giving up; every tenth has an exceptional shift.
 _PATIENCE = 60
 
 
@@ -20,7 +20,7 @@ def _negligible(h: Any, k: int) -> bool:
 
 
 def _start(h: Any, last: int) -> int:
-    """The first row of the block that ends in row `last` and does not fall apart."""
+    """The first row of the unreduced block that ends in row `last`."""
     low = last
     while low > 0 and not _negligible(h, low):
         low -= 1

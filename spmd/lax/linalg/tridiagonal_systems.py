@@ -60,7 +60,7 @@ def _impl(xp: Any, dl: Any, d: Any, du: Any, b: Any) -> Any:
     x = np.array(b, order="C")
     d, du = d.copy(), du.copy()
     if n:
-        du[..., -1] = 0  # beyond the matrix, whatever was given
+        du[..., -1] = 0  # outside of the matrix: the given element is not read
     beyond = np.zeros_like(d)  # the diagonal above du, from exchanged rows
     with np.errstate(all="ignore"):
         for i in range(n - 1):
