@@ -8,6 +8,7 @@ Programs are traced once, differentiated, vectorised, compiled, and run on every
 
 from __future__ import annotations
 
+import types as _types
 import typing as _typing
 
 from spmd.base import stack_dump as _stacks  # isort: skip  # first: a later import may hang
@@ -138,8 +139,9 @@ __getattr__, __dir__ = _attach(__name__, (
 ), "_lazy_names")  # fmt: skip
 
 # The collectives live one floor above the operations, and belong to the namespace `spmd.lax`.
-for _name in collectives.__all__:
-    setattr(lax, _name, getattr(collectives, _name))
+for _name, _value in vars(collectives).items():
+    if not _name.startswith("_") and not isinstance(_value, _types.ModuleType):
+        setattr(lax, _name, _value)
 lax.with_sharding_constraint = _constraint.with_sharding_constraint  # type: ignore[attr-defined]
 
 remat = checkpoint

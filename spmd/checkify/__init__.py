@@ -4,6 +4,8 @@
 its result. It can be jitted, vmapped and differentiated like any other.
 """
 
+# ruff: noqa: F401
+
 from spmd.checkify.check import check, check_error, debug_check
 from spmd.checkify.errors import CheckError, Error
 from spmd.checkify.rewrite import (
@@ -21,21 +23,3 @@ from spmd.checkify.rewrite import (
 ErrorCategory = str
 # JAX's name for the exception of `Error.throw`.
 JaxRuntimeError = CheckError
-
-__all__ = [
-    "CheckError",
-    "Error",
-    "ErrorCategory",
-    "JaxRuntimeError",
-    "all_checks",
-    "automatic_checks",
-    "check",
-    "check_error",
-    "checkify",
-    "debug_check",
-    "div_checks",
-    "float_checks",
-    "index_checks",
-    "nan_checks",
-    "user_checks",
-]

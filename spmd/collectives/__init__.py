@@ -1,5 +1,7 @@
 """The collectives: operations between the devices along a named axis, under JAX's names."""
 
+# ruff: noqa: F401
+
 from spmd.collectives.all_gather import all_gather, all_gather_p
 from spmd.collectives.all_to_all import all_to_all, all_to_all_p, pswapaxes
 from spmd.collectives.axis import (
@@ -15,32 +17,3 @@ from spmd.collectives.ppermute import pbroadcast, ppermute, ppermute_p, pshuffle
 from spmd.collectives.psum import pmax, pmax_p, pmean, pmin, pmin_p, psum, psum_p
 from spmd.collectives.psum_scatter import psum_scatter, reduce_scatter_p
 from spmd.collectives.ragged import ragged_all_to_all
-
-__all__ = [
-    "all_gather",
-    "all_gather_p",
-    "all_to_all",
-    "all_to_all_p",
-    "axis_index",
-    "axis_index_p",
-    "axis_size",
-    "pbroadcast",
-    "pcast",
-    "pcast_p",
-    "pmax",
-    "pmax_p",
-    "pmean",
-    "pmin",
-    "pmin_p",
-    "ppermute",
-    "ppermute_p",
-    "pshuffle",
-    "psum",
-    "psum_p",
-    "psum_scatter",
-    "pswapaxes",
-    "pvary",
-    "pvary_p",
-    "ragged_all_to_all",
-    "reduce_scatter_p",
-]

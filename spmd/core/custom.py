@@ -6,28 +6,27 @@ map of tangents.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, cast
 
 from spmd.base import dtypes
 from spmd.base.context import attributed_to, state
 from spmd.base.errors import GradError, MissingRuleError, VaryingTypeError
 from spmd.base.tree import tree_flatten, tree_unflatten
-from spmd.base.util import api_boundary, function_name, present_as, split_list
+from spmd.base.util import api_boundary, function_name, split_list
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.call import call_primitive, nonzero, spread
 from spmd.core.custom_common import (
     Call,
+    CustomFunction,
+    P,
+    R,
     SymbolicZero,
     check_closure,
-    differentiate_now,
     inline_transpose,
     is_users,
-    nondiff_positions,
     positional,
     shown,
-    signature_of,
     sorted_axes,
     varying_as,
 )
@@ -36,11 +35,8 @@ from spmd.core.primitive import Zero
 from spmd.core.trace import EVAL, unchanged
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-class custom_jvp(Generic[P, R]):
+class custom_jvp(CustomFunction[P, R]):
     """Give `fun` its own forward derivative, set with `defjvp` or `defjvps`.
 
     The rule gets tuples of primals and tangents of equal shapes and dtypes, and returns the value
@@ -60,23 +56,7 @@ class custom_jvp(Generic[P, R]):
     (Array(3., dtype=float32, weak_type=True), Array(2., dtype=float32, weak_type=True))
     """
 
-    def __init__(
-        self,
-        fun: Callable[P, R],
-        nondiff_argnums: Sequence[int] = (),
-        nondiff_argnames: str | Sequence[str] = (),
-    ):
-        present_as(self, fun)
-        self.fun = fun
-        self._signature = signature_of(fun)
-        self.nondiff_argnums = nondiff_positions(
-            fun, self._signature, nondiff_argnums, nondiff_argnames
-        )
-        self.jvp: Callable[..., Any] | None = None
-        self.symbolic_zeros = False
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+    jvp: Callable[..., Any] | None = None
 
     def defjvp(self, jvp: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
         """Set the rule: `jvp(*nondiff_args, primals, tangents) -> (out, tangent_out)`.
@@ -112,20 +92,7 @@ class custom_jvp(Generic[P, R]):
             return self.fun(*args, **kwargs)
         given = positional(self.fun, self._signature, args, kwargs)
         call = Call(self.fun, given, self.nondiff_argnums)
-        rule = self._flat_rule(call)
-        done, out = differentiate_now(custom_jvp_call_p, self, call, {"_jvp": rule})
-        if done:
-            return out
-        jaxpr, consts = call.stage()
-        outs = custom_jvp_call_p.bind(
-            *consts,
-            *call.flat,
-            jaxpr=jaxpr,
-            name=call.name,
-            num_consts=len(consts),
-            _jvp=rule,
-        )
-        return call.rebuild(outs)
+        return self._bind(custom_jvp_call_p, call, {"_jvp": self._flat_rule(call)})
 
     def _flat_rule(self, call: Call) -> Callable[..., Any]:
         jvp = self.jvp

@@ -8,9 +8,10 @@ differentiated.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from spmd.base import dtypes
 from spmd.base.context import current_trace, state
@@ -18,7 +19,7 @@ from spmd.base.errors import ArgumentError, ClosedOverError, GradError, Unexpect
 from spmd.base.record import record
 from spmd.base.source import current_source, is_ours
 from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
-from spmd.base.util import function_name, unzip2
+from spmd.base.util import function_name, present_as, unzip2
 from spmd.core.aval import HasAval, ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.call import nonzero
@@ -30,6 +31,9 @@ from spmd.core.rewrite import hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL
 from spmd.core.transpose import backward_pass
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def is_users(rule: Callable[..., Any]) -> bool:
@@ -172,8 +176,39 @@ class Call:
         self.out_tree = tree
 
 
-def differentiate_now(
-    prim: Primitive, again: Callable[..., Any], call: Call, rules: dict[str, Any]
+class CustomFunction(Generic[P, R]):
+    """A function with rules of its own: the base of `custom_jvp` and `custom_vjp`."""
+
+    symbolic_zeros = False
+
+    def __init__(
+        self,
+        fun: Callable[P, R],
+        nondiff_argnums: Sequence[int] = (),
+        nondiff_argnames: str | Sequence[str] = (),
+    ):
+        present_as(self, fun)
+        self.fun = fun
+        self._signature = signature_of(fun)
+        self.nondiff_argnums = nondiff_positions(
+            fun, self._signature, nondiff_argnums, nondiff_argnames
+        )
+
+    def __get__(self: Any, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def _bind(self, prim: Primitive, call: Call, rules: dict[str, Any]) -> Any:
+        """One call with these rules: run at once, or as one equation of `prim`."""
+        done, out = _differentiate_now(prim, self, call, rules)
+        if done:
+            return out
+        jaxpr, consts = call.stage()
+        how = {"jaxpr": jaxpr, "name": call.name, "num_consts": len(consts), **rules}
+        return call.rebuild(prim.bind(*consts, *call.flat, **how))
+
+
+def _differentiate_now(
+    prim: Primitive, again: Any, call: Call, rules: dict[str, Any]
 ) -> tuple[bool, Any]:
     """Run a custom rule at once where all primals are concrete: (whether it was, the result).
 

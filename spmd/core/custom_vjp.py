@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any
 
 from spmd.base import dtypes
 from spmd.base.context import attributed_to, state
@@ -16,20 +16,20 @@ from spmd.base.errors import ClosedOverError, GradError, MissingRuleError, RuleE
 from spmd.base.record import record
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten, tree_leaves, tree_unflatten
-from spmd.base.util import api_boundary, function_name, present_as, split_list
+from spmd.base.util import api_boundary, function_name, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma, vma_hooks
 from spmd.core.call import call_primitive, nonzero, spread
 from spmd.core.custom_common import (
     Call,
+    CustomFunction,
+    P,
+    R,
     SymbolicZero,
     check_closure,
-    differentiate_now,
     is_users,
-    nondiff_positions,
     positional,
     shown,
-    signature_of,
     sorted_axes,
     varying_as,
 )
@@ -38,11 +38,8 @@ from spmd.core.structural import reduce_sum
 from spmd.core.trace import CONSTANTS, EVAL, Tracer, unchanged
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-class custom_vjp(Generic[P, R]):
+class custom_vjp(CustomFunction[P, R]):
     """Give `fun` its own reverse derivative, set with `defvjp(fwd, bwd)`.
 
     `fwd(*args)` returns (value, residuals), and `bwd(residuals, ct)` the tuple of the cotangents of
@@ -59,24 +56,8 @@ class custom_vjp(Generic[P, R]):
     Array(30., dtype=float32, weak_type=True)
     """
 
-    def __init__(
-        self,
-        fun: Callable[P, R],
-        nondiff_argnums: Sequence[int] = (),
-        nondiff_argnames: str | Sequence[str] = (),
-    ):
-        present_as(self, fun)
-        self.fun = fun
-        self._signature = signature_of(fun)
-        self.nondiff_argnums = nondiff_positions(
-            fun, self._signature, nondiff_argnums, nondiff_argnames
-        )
-        self.fwd: Callable[..., Any] | None = None
-        self.bwd: Callable[..., Any] | None = None
-        self.symbolic_zeros = False
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+    fwd: Callable[..., Any] | None = None
+    bwd: Callable[..., Any] | None = None
 
     def defvjp(
         self,
@@ -114,19 +95,7 @@ class custom_vjp(Generic[P, R]):
         call = Call(self.fun, given, self.nondiff_argnums)
         rules = _VjpRules(call, self.fwd, self.bwd, self.symbolic_zeros)
         pair = {"_fwd": rules.forward, "_bwd": rules.backward}
-        done, out = differentiate_now(custom_vjp_call_p, self, call, pair)
-        if done:
-            return out
-        jaxpr, consts = call.stage()
-        outs = custom_vjp_call_p.bind(
-            *consts,
-            *call.flat,
-            jaxpr=jaxpr,
-            name=call.name,
-            num_consts=len(consts),
-            **pair,
-        )
-        return call.rebuild(outs)
+        return self._bind(custom_vjp_call_p, call, pair)
 
 
 @record

@@ -9,21 +9,33 @@ their operators.
 import typing as _typing
 
 from numpy import (
+    character,
+    complexfloating,
     e,
     euler_gamma,
+    flexible,
+    floating,
+    generic,
     get_printoptions,
     index_exp,
+    inexact,
     inf,
+    integer,
     iterable,
     nan,
     newaxis,
+    number,
+    object_,
     pi,
     printoptions,
     s_,
     set_printoptions,
+    signedinteger,
+    unsignedinteger,
 )
 from numpy.exceptions import ComplexWarning
 
+from spmd.base.dtypes import finfo, iinfo, promote_types
 from spmd.base.lazy_import import attach as _attach
 from spmd.core.trace import Tracer as _Tracer
 from spmd.numpy.array_type import Array as ndarray
@@ -46,16 +58,12 @@ from spmd.numpy.dtype import (
     bool_,
     can_cast,
     cdouble,
-    character,
     complex64,
     complex128,
     complex_,
-    complexfloating,
     csingle,
     double,
     dtype,
-    finfo,
-    flexible,
     float4_e2m1fn,
     float6_e2m3fn,
     float6_e3m2fn,
@@ -71,10 +79,6 @@ from spmd.numpy.dtype import (
     float32,
     float64,
     float_,
-    floating,
-    generic,
-    iinfo,
-    inexact,
     int2,
     int4,
     int8,
@@ -82,13 +86,8 @@ from spmd.numpy.dtype import (
     int32,
     int64,
     int_,
-    integer,
     isdtype,
     issubdtype,
-    number,
-    object_,
-    promote_types,
-    signedinteger,
     single,
     uint,
     uint2,
@@ -97,7 +96,6 @@ from spmd.numpy.dtype import (
     uint16,
     uint32,
     uint64,
-    unsignedinteger,
 )
 from spmd.numpy.dtype import bool_ as bool
 from spmd.numpy.einsum import einsum, einsum_path

@@ -13,67 +13,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.dtypes import finfo, iinfo, promote_types
 from spmd.core.aval import is_arraylike, typeof
-
-__all__ = [
-    "bfloat16",
-    "bool_",
-    "can_cast",
-    "cdouble",
-    "character",
-    "complex64",
-    "complex128",
-    "complex_",
-    "complexfloating",
-    "csingle",
-    "double",
-    "dtype",
-    "finfo",
-    "flexible",
-    "float4_e2m1fn",
-    "float6_e2m3fn",
-    "float6_e3m2fn",
-    "float8_e3m4",
-    "float8_e4m3",
-    "float8_e4m3b11fnuz",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-    "float16",
-    "float32",
-    "float64",
-    "float_",
-    "floating",
-    "generic",
-    "iinfo",
-    "inexact",
-    "int2",
-    "int4",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "int_",
-    "integer",
-    "isdtype",
-    "issubdtype",
-    "number",
-    "object_",
-    "promote_types",
-    "signedinteger",
-    "single",
-    "uint",
-    "uint2",
-    "uint4",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "unsignedinteger",
-]
 
 
 class ScalarType(type):
@@ -146,17 +86,7 @@ float_ = float64
 complex_ = complex128
 
 dtype = np.dtype
-generic = np.generic
-number = np.number
-integer = np.integer
-signedinteger = np.signedinteger
-unsignedinteger = np.unsignedinteger
-inexact = np.inexact
-floating = np.floating
-complexfloating = np.complexfloating
-flexible = np.flexible
-character = np.character
-object_ = np.object_
+
 
 _KINDS = {
     "bool": dtypes.is_bool,

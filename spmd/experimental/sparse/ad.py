@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import spmd.api as api
 import spmd.numpy as snp
+from spmd.api import jacobian, reverse
 from spmd.base.tree import tree_flatten, tree_map, tree_unflatten
 from spmd.experimental.sparse.base import JAXSparse
 from spmd.experimental.sparse.bcoo import BCOO, full_buffers
@@ -54,7 +54,7 @@ def value_and_grad(
     """As `spmd.value_and_grad`, for sparse arrays too: their gradient has their indices."""
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        f = api.value_and_grad(_on_data(fun, args), argnums, has_aux, **options)
+        f = reverse.value_and_grad(_on_data(fun, args), argnums, has_aux, **options)
         value, found = f(*map(_stored, args), **kwargs)
         if isinstance(argnums, int):
             return value, _restored(args[argnums], found)
@@ -119,6 +119,6 @@ def _rows(x: Any, jacobian: Any) -> Any:
     )
 
 
-jacfwd = _jacobian(api.jacfwd)
-jacrev = _jacobian(api.jacrev)
+jacfwd = _jacobian(jacobian.jacfwd)
+jacrev = _jacobian(jacobian.jacrev)
 jacobian = jacrev
