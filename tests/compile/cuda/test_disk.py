@@ -11,7 +11,7 @@ import pytest
 import spmd
 from spmd import lax
 from spmd import numpy as snp
-from spmd.api import make_jaxpr
+from spmd.api.inspect import make_jaxpr
 from spmd.base.config import config
 from spmd.compile.cuda import images, nvrtc
 from spmd.compile.cuda.program import CudaProgram
