@@ -56,7 +56,7 @@ def test_memory_goes_out_without_a_copy_or_a_wait(protocol, monkeypatch):
 def test_a_library_that_does_not_wait_reads_too_early(protocol):
     """The order of streams is what makes the other tests pass: the emulator's are late."""
     wrong = 0
-    for _ in range(8):
+    for _ in range(64):
         x = snp.sin(snp.asarray(X) + 1) * 2
         wrong += not np.allclose(OUT[protocol](Library(waits=False), x), np.sin(X + 1) * 2)
     assert wrong
@@ -150,7 +150,7 @@ def test_memory_comes_in_without_a_copy_or_a_wait(protocol, monkeypatch):
 @pytest.mark.parametrize("protocol", IN)
 def test_values_of_a_library_that_does_not_wait_come_too_early(protocol):
     wrong = sum(
-        not np.array_equal(IN[protocol](Library(waits=False).array(X)) + 0, X) for _ in range(8)
+        not np.array_equal(IN[protocol](Library(waits=False).array(X)) + 0, X) for _ in range(64)
     )
     assert wrong
 
