@@ -155,4 +155,6 @@ def test_a_map_over_other_devices_stays_as_it_is():
     x = put(X, mesh, "x")
     closed = spmd.jit(f).trace(x).jaxpr
     assert with_typed_maps(closed, mesh).eqns == closed.eqns
-    np.testing.assert_array_equal(spmd.jit(f)(x), X.reshape(2, 8) * 2 + 1)
+    np.testing.assert_array_equal(spmd.jit(f)(X), X.reshape(2, 8) * 2 + 1)
+    with pytest.raises(spmd.errors.DeviceError, match=r"x \(f32\[4,4\]\) is committed to devices"):
+        spmd.jit(f)(x)

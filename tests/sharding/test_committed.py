@@ -41,6 +41,16 @@ def double(x: Any) -> Any:
     )(x)
 
 
+def untyped(x: Any) -> Any:
+    return spmd.shard_map(
+        lambda a: a * 2, mesh=line(0, 1, 2, 3), in_specs=P("x"), out_specs=P("x"), check_vma=False
+    )(x)
+
+
+def mapped(x: Any) -> Any:
+    return spmd.pmap(lambda a: a * 2, devices=spmd.devices()[:4])(x.reshape(4, 2)).reshape(8)
+
+
 def held(x: Any) -> Any:
     return lax.with_sharding_constraint(x, over(0, 1, 2, 3)) * 2
 
@@ -57,6 +67,11 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "jit of a map": lambda x: spmd.jit(double)(x),
     "jit of jit": lambda x: spmd.jit(lambda x: spmd.jit(double)(x))(x),
     "map and other work": lambda x: spmd.jit(lambda x: double(x + 0))(x),
+    "jit of a map without types": lambda x: spmd.jit(untyped)(x),
+    "jit of a pmap": lambda x: spmd.jit(mapped)(x),
+    "jit of a grad of a pmap": lambda x: spmd.jit(spmd.grad(lambda x: (mapped(x) ** 2).sum() / 4))(
+        x
+    ),
     "scan": lambda x: spmd.jit(scanned)(x),
     "cond": lambda x: spmd.jit(lambda x: lax.cond(True, double, lambda y: y, x))(x),
     "remat": lambda x: spmd.jit(spmd.checkpoint(double))(x),

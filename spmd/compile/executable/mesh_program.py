@@ -96,10 +96,9 @@ class MeshProgram:
     def __call__(self, leaves: Sequence[Any]) -> list[Array]:
         """Run on arguments of exactly the avals compiled for."""
         common_home(leaves, self.names)
-        if self.params["kind"] == "manual" or self.whole is not None:
-            rows = zip(self._operands, self._is_placed, strict=True)
-            given = [leaves[k] if k is not None and placed else None for (k, _), placed in rows]
-            check_on_devices(self._devices, given, self._describe)
+        rows = zip(self._operands, self._is_placed, strict=True)
+        given = [leaves[k] if k is not None and placed else None for (k, _), placed in rows]
+        check_on_devices(self._devices, given, self._describe)
         operands = [value if number is None else leaves[number] for number, value in self._operands]
         whole = None
         if self.whole is not None and (config.debug_nans or config.debug_infs):

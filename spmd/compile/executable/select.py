@@ -74,10 +74,10 @@ def compile_program(
 
 
 def _check_devices(closed: ClosedJaxpr, layouts: Layouts) -> None:
-    """Raise a DeviceError if an argument lies on other devices than a typed map is over."""
+    """Raise a DeviceError if an argument lies on other devices than a map is over."""
     for eqn in over_meshes(closed):
-        if eqn.params.get("kind") != "manual":
-            continue  # a `pmap` takes rows from anywhere; partitioning reads constraints
+        if eqn.prim.name != "shard_map":
+            continue  # partitioning reads constraints
         devices = eqn.params["mesh"].flat_devices()
         for k, (sharding, aval) in enumerate(zip(layouts, closed.in_avals, strict=True)):
             if sharding is None or sharding.device_set == set(devices):
