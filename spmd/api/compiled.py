@@ -9,6 +9,16 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 from spmd.compile.dispatch.jit import JitFunction
 
 P = ParamSpec("P")
+
+
+class _NotGiven:
+    """Stands for a function that comes later: `jit(static_argnums=0)` is a decorator."""
+
+    def __repr__(self) -> str:
+        return "NotGiven"
+
+
+_NOT_GIVEN = _NotGiven()
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
@@ -51,7 +61,7 @@ def jit(
 
 @overload
 def jit(
-    fun: None = None,
+    fun: _NotGiven = _NOT_GIVEN,
     *,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
@@ -68,7 +78,7 @@ def jit(
 
 
 def jit(
-    fun: Callable[..., Any] | None = None,
+    fun: Callable[..., Any] | _NotGiven = _NOT_GIVEN,
     *,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
@@ -124,6 +134,6 @@ def jit(
         "backend": backend,
         "compiler_options": compiler_options,
     }
-    if fun is None:
+    if isinstance(fun, _NotGiven):
         return functools.partial(jit, **options)
     return JitFunction(fun, **options)

@@ -285,9 +285,9 @@ SETTINGS = (
     Setting(
         "default_matmul_precision",
         "SPMD_MATMUL_PRECISION",
-        "highest",
+        None,
         _one_of(*_PRECISIONS),
-        "precision of matrix products; the CPU backend always computes at full precision",
+        "precision in equations of products that say none; all compute at full precision",
     ),
 )
 
@@ -306,6 +306,7 @@ TRACING_SETTINGS = (
     "random_seed_offset",
     "enable_custom_prng",
     "high_dynamic_range_gumbel",
+    "default_matmul_precision",
 )
 
 # Settings that the fast paths to compiled code do not check: a change discards these paths.

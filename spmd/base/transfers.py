@@ -1,16 +1,18 @@
 """Guards of moves between host and devices: which moves are logged, and which are errors.
 
 JAX's levels: `log` and `disallow` speak of implicit moves, the levels `log_explicit` and
-`disallow_explicit` of those that `device_put` and `asarray` make too.
+`disallow_explicit` of those that `device_put` makes too.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Any
 
 from spmd.base.config import TRANSFERS, config
 from spmd.base.errors import DeviceError
-from spmd.base.source import current_source
+from spmd.base.source import PACKAGE_DIR, current_source, is_skipped
 
 HOST_TO_DEVICE, DEVICE_TO_DEVICE, _ = TRANSFERS
 
@@ -28,3 +30,22 @@ def tell_of_move(direction: str, what: str, advice: str, explicit: bool = False)
     if level.startswith("disallow"):
         raise DeviceError(f"Disallowed {name} transfer: {text}")
     print(f"spmd: {name} transfer: {text}", file=sys.stderr)
+
+
+# Functions that make arrays, between a user and `tell_of_creation`.
+_MAKERS = tuple(
+    os.path.join(PACKAGE_DIR, *path)
+    for path in (("numpy", "creation.py"), ("numpy", "dtype.py"), ("core", "explicit.py"))
+)
+
+
+def tell_of_creation(name: str) -> None:
+    """Tell of a host's value that becomes an array, if a user asks for it and not spmd itself."""
+    if config.transfer_guard_host_to_device == "allow":
+        return
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_MAKERS):
+        frame = frame.f_back
+    if frame is not None and not is_skipped(frame.f_code.co_filename):
+        advice = "make it before, or with device_put"
+        tell_of_move(HOST_TO_DEVICE, f"{name}: values of the host become an array", advice)

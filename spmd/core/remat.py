@@ -373,8 +373,8 @@ optimization_barrier_p = Primitive(
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """Give a value a name that checkpoint policies can save it by."""
-    return name_p.bind(x, name=name)
+    """Give each array of the pytree `x` a name that checkpoint policies can save it by."""
+    return tree_map(lambda leaf: name_p.bind(leaf, name=name), x)
 
 
 name_p = Primitive(

@@ -49,7 +49,7 @@ from spmd.lax.conv_dims import ConvDimensionNumbers, Windows
 from spmd.lax.dot import DimensionNumbers
 from spmd.lax.keys import threefry, words  # noqa: F401
 from spmd.lax.keys.rng import RandomAlgorithm
-from spmd.lax.precision import Precision
+from spmd.lax.precision import DotAlgorithmPreset, Precision
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes
 from spmd.sharding.named import NamedSharding
@@ -58,7 +58,7 @@ from spmd.sharding.shard_map_rules import mesh_axes, shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec, Unconstrained, all_devices
 
 # Params may hold these beside plain data. A file names them; reading a file makes no others.
-_KINDS = (RoundingMethod, Precision, GatherScatterMode, RandomAlgorithm)
+_KINDS = (RoundingMethod, Precision, DotAlgorithmPreset, GatherScatterMode, RandomAlgorithm)
 ENUMS = {kind.__name__: kind for kind in _KINDS}
 RECORDS: dict[str, Any] = {
     kind.__name__: kind

@@ -32,7 +32,7 @@ from spmd.lax.conv_dims import (
 from spmd.lax.convert import convert_element_type
 from spmd.lax.dot import check_preferred, product_dtypes
 from spmd.lax.families import ANY, NARROW_FLOATS, check_dtype, check_same_dtype, fail, multilinear
-from spmd.lax.precision import check_precision
+from spmd.lax.precision import precision_of
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -75,8 +75,7 @@ def conv_general_dilated(
     Array([[[1., 3., 6., 9., 7.]]], dtype=float32)
     """
     name = "conv_general_dilated"
-    if precision is not None:
-        check_precision(name, precision)
+    precision = precision_of(name, precision)
     left, right = typeof(lhs), typeof(rhs)
     numbers = conv_dimension_numbers(left.shape, right.shape, dimension_numbers)
     ndim = left.ndim - 2

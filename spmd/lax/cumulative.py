@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from spmd.base import dtypes
 from spmd.base.errors import ShapeError
-from spmd.core.aval import ShapedArray
+from spmd.core.aval import ShapedArray, typeof
 from spmd.core.jvp import jvp_flat
 from spmd.core.primitive import Primitive, dims, linear
 from spmd.lax.arithmetic import add, is_finite, log, max, min, mul, sub
@@ -69,26 +70,41 @@ def cummax(operand: Any, axis: int = 0, reverse: bool = False) -> Array:
     """Take the largest of all elements up to each one along dim `axis`.
 
     With `reverse`, the elements from each one on count. `operand` keeps its shape and its dtype;
-    NaN wins. Raises `ShapeError` if `axis` is not in `range(operand.ndim)`, and `DtypeError` for
-    complex numbers.
+    NaN wins. Complex numbers are compared by their real, then by their imaginary parts. Raises
+    `ShapeError` if `axis` is not in `range(operand.ndim)`.
 
     >>> lax.cummax(np.array([1, 3, 2, 5]))
     Array([1, 3, 3, 5], dtype=int32)
     """
-    return cummax_p.bind(operand, axis=int(axis), reverse=bool(reverse))
+    return _extreme(cummax_p, max, operand, int(axis), bool(reverse))
 
 
 def cummin(operand: Any, axis: int = 0, reverse: bool = False) -> Array:
     """Take the smallest of all elements up to each one along dim `axis`.
 
     With `reverse`, the elements from each one on count. `operand` keeps its shape and its dtype;
-    NaN wins. Raises `ShapeError` if `axis` is not in `range(operand.ndim)`, and `DtypeError` for
-    complex numbers.
+    NaN wins. Complex numbers are compared by their real, then by their imaginary parts. Raises
+    `ShapeError` if `axis` is not in `range(operand.ndim)`.
 
     >>> lax.cummin(np.array([5, 3, 4, 1]))
     Array([5, 3, 3, 1], dtype=int32)
     """
-    return cummin_p.bind(operand, axis=int(axis), reverse=bool(reverse))
+    return _extreme(cummin_p, min, operand, int(axis), bool(reverse))
+
+
+def _extreme(
+    prim: Primitive, combine: Callable[[Any, Any], Any], x: Any, axis: int, reverse: bool
+) -> Any:
+    """A running extreme; of complex numbers, which no kernel orders, by pairs."""
+    aval = typeof(x)
+    if not dtypes.is_complex(aval.dtype):
+        return prim.bind(x, axis=axis, reverse=reverse)
+    if not 0 <= axis < aval.ndim:
+        fail(
+            ShapeError,
+            f"{prim.name}: axis={axis} must be in range({aval.ndim}), as operand is {aval}",
+        )
+    return associative_scan(combine, x, reverse, axis)
 
 
 def cumlogsumexp(operand: Any, axis: int = 0, reverse: bool = False) -> Array:

@@ -29,7 +29,7 @@ from spmd.lax.families import (
     multilinear,
     shifted,
 )
-from spmd.lax.precision import check_precision
+from spmd.lax.precision import precision_of
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -78,8 +78,7 @@ def dot_general(
     >>> lax.dot_general(np.int8([1, 2]), np.int8([3, 4]), (((0,), (0,)), ((), ())), None, np.int32)
     Array(11, dtype=int32)
     """
-    if precision is not None:
-        check_precision("dot_general", precision)
+    precision = precision_of("dot_general", precision)
     numbers = dimension_numbers_of(dimension_numbers)
     lhs, rhs, preferred = product_dtypes(lhs, rhs, preferred_element_type)
     how = {

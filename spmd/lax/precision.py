@@ -1,14 +1,17 @@
 """How exact products and functions must be, in JAX's words.
 
 Products are computed with full precision, and functions of one number within the bounds of
-docs/accuracy.md. So these arguments are checked, and change nothing.
+docs/accuracy.md. So these arguments are checked and stand in equations,
+and change nothing.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+from spmd.base.config import config
 from spmd.base.errors import ArgumentError, RefusedError
 
 
@@ -18,6 +21,12 @@ class Precision(enum.Enum):
     DEFAULT = 0
     HIGH = 1
     HIGHEST = 2
+
+    def __repr__(self) -> str:
+        return f"Precision.{self.name}"
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class DotAlgorithmPreset(enum.Enum):
@@ -101,25 +110,39 @@ def check_accuracy(name: str, accuracy: Any) -> None:
 
 
 # The names of JAX's `Precision` and `DotAlgorithmPreset`, and their aliases.
-_PRECISIONS = frozenset(
-    (
-        *"default bfloat16 fastest high bfloat16_3x tensorfloat32 highest float32".split(),
-        *(algorithm.name for algorithm in DotAlgorithmPreset),
-    )
-)
+_PRECISIONS: dict[Any, Precision | DotAlgorithmPreset | None] = {
+    None: None,
+    **dict.fromkeys(("default", "bfloat16", "fastest"), Precision.DEFAULT),
+    **dict.fromkeys(("high", "bfloat16_3x", "tensorfloat32"), Precision.HIGH),
+    **dict.fromkeys(("highest", "float32"), Precision.HIGHEST),
+    **{algorithm.name: algorithm for algorithm in DotAlgorithmPreset if algorithm.value},
+    **{known: known for known in (*Precision, *DotAlgorithmPreset)},
+}
 
 
-def check_precision(name: str, precision: Any) -> None:
-    """Raise an `ArgumentError` for a precision, or a pair of them, that does not exist."""
-    is_pair = isinstance(precision, (tuple, list)) and not isinstance(precision, DotAlgorithm)
-    given = precision if is_pair else (precision,)
-    if len(given) > 2 or not all(
-        one is None
-        or isinstance(one, (Precision, DotAlgorithm, DotAlgorithmPreset))
-        or (isinstance(one, str) and one in _PRECISIONS)
-        for one in given
-    ):
+def precision_of(name: str, precision: Any) -> Any:
+    """A precision as equations have it: None, a pair of `Precision`s, or an algorithm.
+
+    None is that of the setting `default_matmul_precision`. Raises an `ArgumentError` for one, or a
+    pair, that does not exist.
+    """
+    if precision is None:
+        precision = config.default_matmul_precision
+        if precision is None:
+            return None
+    if isinstance(precision, DotAlgorithm):
+        return precision
+    given = precision if isinstance(precision, (tuple, list)) else (precision,)
+    if len(given) > 2 or not all([_is_known(x) for x in given]):
         raise ArgumentError(
             f"{name}: precision={precision!r} must be None, a lax.Precision, a name such as "
             "'highest', 'high', 'default' or 'BF16_BF16_F32', or a pair of these",
         )
+    found = [x if isinstance(x, DotAlgorithm) else _PRECISIONS[x] for x in given]
+    if len(found) == 1:
+        return found[0] if isinstance(found[0], DotAlgorithmPreset) else (found[0], found[0])
+    return tuple(found)
+
+
+def _is_known(x: Any) -> bool:
+    return isinstance(x, DotAlgorithm) or (isinstance(x, Hashable) and x in _PRECISIONS)

@@ -15,7 +15,14 @@ import numpy as np
 from spmd import lax
 from spmd.api.placement import device_put
 from spmd.base import context, dtypes
-from spmd.base.errors import ArgumentError, ConcretizationError, RefusedError, ShapeError
+from spmd.base.errors import (
+    ArgumentError,
+    ConcretizationError,
+    DtypeError,
+    RefusedError,
+    ShapeError,
+)
+from spmd.base.transfers import tell_of_creation
 from spmd.compile.lazy import cuda_sharing
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.explicit import lays_out_result, match_sharding
@@ -77,6 +84,8 @@ def array(
     if order not in (None, "K", "C", "A"):
         raise RefusedError(f"array: order={order!r}; arrays are row-major here")
     found = optional_dtype(dtype, "array")
+    if not isinstance(object, (Array, Tracer)):
+        tell_of_creation("array")
     if isinstance(object, (list, tuple)):
         result = _from_nested(object, found)
     else:
@@ -255,6 +264,7 @@ def _filled(name: str, shape: Any, value: Any, dtype: Any, device: Any) -> Any:
             f"{name} received {shape!r} and {dtype!r}: a shape is one argument, so write "
             f"{name}(({shape}, {dtype}))"
         )
+    tell_of_creation(name)
     found = default_float() if dtype is None else user_dtype(dtype, name)
     result = lax.full(canonical_shape(shape, name), value, found)
     return placed(result, device)
@@ -326,6 +336,8 @@ def full(
     check_arraylike("full", fill_value)
     shape = canonical_shape(shape, "full")
     found, value = optional_dtype(dtype, "full"), plain(fill_value)
+    if not isinstance(value, (Array, Tracer)):
+        tell_of_creation("full")
     if device is not None and found is None:
         found = typeof(value).dtype  # arrays that are placed have no weak type
     if found is not None and type(value) is complex:  # integers wrap around here, as in JAX
@@ -347,11 +359,14 @@ def _like(name: str, a: Any, value: Any, dtype: Any, shape: Any, device: Any) ->
     if not (hasattr(a, "dtype") and hasattr(a, "shape")):
         a = operand(name, a)
     found = optional_dtype(dtype, name)
+    tell_of_creation(name)
     weak = False
     if found is None:
         aval = typeof(a) if is_arraylike(a) else None
         found = dtypes.canonical(a.dtype) if aval is None else aval.dtype
         weak = aval is not None and aval.weak_type
+    if isinstance(value, complex) and not dtypes.is_complex(found):
+        raise DtypeError(f"{name}: the fill_value {value!r} is complex, and the dtype {found.name}")
     new_shape = np.shape(a) if shape is None else canonical_shape(shape, name)
     if device is None and _is_placed(a) and not a.is_unreduced and tuple(new_shape) == a.shape:
         device = a.sharding

@@ -13,7 +13,10 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
+from spmd.base.transfers import tell_of_creation
 from spmd.core.aval import is_arraylike, typeof
+from spmd.core.trace import Tracer
+from spmd.sharding.array import Array
 
 
 class ScalarType(type):
@@ -32,6 +35,8 @@ class ScalarType(type):
 
     def __call__(cls, x: Any = 0) -> Any:
         dtype = dtypes.canonical(cls.dtype)
+        if not isinstance(x, (Array, Tracer)):
+            tell_of_creation(cls.__name__)
         x = dtypes.exact(x, dtype)
         return lax.convert_element_type(x if is_arraylike(x) else np.asarray(x), dtype)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import spmd
-from spmd import errors
+from spmd import errors, lax
 from spmd import numpy as snp
 
 
@@ -109,6 +109,48 @@ def test_moves_are_told_of_as_the_guard_says(name, capsys):
             wanted = kind if is_told_of else ""
             assert spoken_of(capsys, guard, level, call) == wanted, (direction, level)
     call()
+
+
+CREATIONS = {
+    "zeros": lambda: snp.zeros(3),
+    "ones": lambda: snp.ones(3),
+    "empty": lambda: snp.empty(3),
+    "full": lambda: snp.full(3, 2.0),
+    "zeros_like": lambda: snp.zeros_like(X),
+    "ones_like": lambda: snp.ones_like(X),
+    "full_like": lambda: snp.full_like(X, 2),
+    "array": lambda: snp.array([1, 2]),
+    "array of NumPy": lambda: snp.array(np.ones(2)),
+    "asarray": lambda: snp.asarray(1.0),
+    "float32": lambda: snp.float32(1),
+}
+X = np.ones(3, np.float32)
+
+
+@pytest.mark.parametrize("name", CREATIONS)
+def test_new_arrays_are_told_of(name, capsys):
+    for level in LEVELS:
+        wanted = {"log": "told", "disallow": "error"}.get(level.partition("_")[0], "")
+        guard = spmd.transfer_guard_host_to_device
+        assert spoken_of(capsys, guard, level, CREATIONS[name]) == wanted, level
+    assert (
+        spoken_of(capsys, spmd.transfer_guard_device_to_device, "disallow", CREATIONS[name]) == ""
+    )
+
+
+def test_what_spmd_makes_for_itself_is_not_told_of():
+    x = snp.arange(4.0)
+    with spmd.transfer_guard("disallow"):
+        for free in (
+            lambda: snp.asarray(x),
+            lambda: snp.arange(3),
+            lambda: snp.stack([x, x]),
+            lambda: snp.reshape(x, (2, 2)),
+            lambda: snp.sum(x) + snp.max(x),
+            lambda: lax.cumsum(x),
+            lambda: spmd.vmap(lambda a: a)(x),
+        ):
+            free()
 
 
 def test_a_guard_names_the_argument():

@@ -172,3 +172,11 @@ def test_a_number_becomes_an_array_as_when_it_is_traced():
     found = spmd.checkpoint(lambda x, *, y: (seen.append((x, y)), x, 2.5))(0.5, y=2)
     assert all(isinstance(x, spmd.Array) for x in (*seen[0], *spmd.tree.leaves(found)))
     assert found[1].weak_type
+
+
+def test_checkpoint_name_takes_trees():
+    tree = {"a": np.float32(1), "b": (np.arange(2), None)}
+    found = checkpoint_name(tree, "n")
+    assert list(found) == ["a", "b"] and found["b"][1] is None and float(found["a"]) == 1
+    jaxpr = str(spmd.make_jaxpr(lambda x: checkpoint_name((x, [x]), "n"))(1.0))
+    assert jaxpr.count("name[name=n]") == 2

@@ -131,9 +131,10 @@ def _static_text(key: Any) -> str:
 def _home(what: str, device: Any, backend: str | None) -> SingleDeviceSharding | None:
     """The place of results, if `jit` says one; a backend must be there, and says no device."""
     if backend is not None:
-        devices(backend)  # raises
+        first = devices(backend)[0]  # raises
         if device is not None:
             raise ArgumentError(f"{what}: can't specify both a device and a backend; use device=")
+        device = first
     return None if device is None else SingleDeviceSharding(device)
 
 
@@ -507,7 +508,7 @@ class JitFunction:
             )
         given = self._in_shardings
         given = tuple(given) if isinstance(given, list) else given
-        taken = self._signature.static_nums
+        taken = [k for k, _ in split.static_args]
         count = len(dynamic) + len(taken)
         names = [self._signature.parameter(k) for k in range(count) if k not in taken]
         pairs = list(zip(names, dynamic, strict=False))

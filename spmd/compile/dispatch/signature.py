@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from spmd.base.errors import ArgumentError
 from spmd.base.record import record
 from spmd.base.source import Source
@@ -18,6 +20,8 @@ from spmd.base.tree import TreeDef, keystr, tree_flatten, tree_flatten_with_path
 from spmd.base.util import function_name
 
 _ANY_KIND = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+_NEVER_BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
 @record
@@ -76,7 +80,8 @@ class Signature:
         self, nums: int | Sequence[int] | None, names: str | Iterable[str] | None, kind: str
     ) -> tuple[frozenset[int], frozenset[str]]:
         """Positions and names, each completed by the other where the function's signature can."""
-        given = [nums] if isinstance(nums, int) else list(nums or ())
+        single = isinstance(nums, (int, np.integer))
+        given: list[Any] = [nums] if single else list(() if nums is None else nums)  # type: ignore
         named = [names] if isinstance(names, str) else list(names or ())
         found_nums = {self._position(n, kind) for n in given}
         found_names = set(named)
@@ -85,7 +90,7 @@ class Signature:
             if name in self.positional:
                 found_nums.add(self.positional.index(name))
         for n in found_nums:
-            if n < len(self.positional) and self._by_keyword(self.positional[n]):
+            if 0 <= n < len(self.positional) and self._by_keyword(self.positional[n]):
                 found_names.add(self.positional[n])
         return frozenset(found_nums), frozenset(found_names)
 
@@ -94,6 +99,8 @@ class Signature:
 
     def _position(self, n: int, kind: str) -> int:
         count = len(self.positional)
+        if n < 0 and self.has_varargs:
+            return n  # counted from the end of each call
         if n < 0 and self.parameters:
             n += count
         if n < 0 or (self.parameters and n >= count and not self.has_varargs):
@@ -105,6 +112,13 @@ class Signature:
 
     def _check_name(self, name: str, kind: str) -> None:
         kinds = {p.kind for p in self.parameters.values()}
+        if not isinstance(name, str):
+            raise ArgumentError(f"{self.what}: {kind}_argnames holds {name!r}, which is no string")
+        if name in self.parameters and self.parameters[name].kind in _NEVER_BY_NAME:
+            raise ArgumentError(
+                f"{self.what}: {kind}_argnames names {name!r}, which no call gives by name; use "
+                f"{kind}_argnums"
+            )
         known = not self.parameters or inspect.Parameter.VAR_KEYWORD in kinds
         if not known and name not in self.parameters:
             raise ArgumentError(
@@ -114,22 +128,38 @@ class Signature:
 
     # ---- a call ----
 
+    def static_of(self, count: int) -> frozenset[int]:
+        """The positions of the static ones among `count` positional arguments."""
+        return self._counted(self.static_nums, count, "static")
+
+    def _counted(self, nums: frozenset[int], count: int, kind: str) -> frozenset[int]:
+        if not self.has_varargs or all(n >= 0 for n in nums):
+            return nums
+        lowest = min(nums)
+        if lowest < -count:
+            raise ArgumentError(
+                f"{self.what}: {kind}_argnums names position {lowest}, but the call has {count} "
+                "positional arguments"
+            )
+        return frozenset(n + count if n < 0 else n for n in nums)
+
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Split:
         """Take a call apart."""
         if not self.static_nums and not self.static_names:
             leaves, tree = tree_flatten((args, kwargs))
             return Split(leaves, tree, (), ())
+        static = self.static_of(len(args))
         static_args = tuple(
             (k, _hashable(self, v, f"argument {k} ({self.parameter(k)})"))
             for k, v in enumerate(args)
-            if k in self.static_nums
+            if k in static
         )
         static_kwargs = tuple(
             (k, _hashable(self, kwargs[k], f"argument {k!r}"))
             for k in sorted(kwargs)
             if k in self.static_names
         )
-        dynamic = tuple(v for k, v in enumerate(args) if k not in self.static_nums)
+        dynamic = tuple(v for k, v in enumerate(args) if k not in static)
         named = {k: v for k, v in kwargs.items() if k not in self.static_names}
         leaves, tree = tree_flatten((dynamic, named))
         return Split(leaves, tree, static_args, static_kwargs)
@@ -144,7 +174,8 @@ class Signature:
         count = len(split.tree.parts[0].parts)
         if split.static_args and len(args) == count + len(split.static_args):
             self._check_static([(k, args[k]) for k, _ in split.static_args], split.static_args)
-            args = tuple(v for k, v in enumerate(args) if k not in self.static_nums)
+            static = self.static_of(len(args))
+            args = tuple(v for k, v in enumerate(args) if k not in static)
         given = [(k, kwargs[k]) for k, _ in split.static_kwargs if k in kwargs]
         if given:
             known = dict(split.static_kwargs)
@@ -184,8 +215,9 @@ class Signature:
     def leaf_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """How a user would write each dynamic leaf: `params['w']`, `x[0]`."""
         names: list[str] = []
+        static = self.static_of(len(args))
         for k, value in enumerate(args):
-            if k not in self.static_nums:
+            if k not in static:
                 pairs, _ = tree_flatten_with_path(value)
                 names += [self.parameter(k) + keystr(path) for path, _ in pairs]
         for k in sorted(kwargs):
@@ -197,10 +229,12 @@ class Signature:
     def donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, ...]:
         """For each dynamic leaf, whether the user donates it."""
         flags: list[bool] = []
+        static = self.static_of(len(args))
+        donated = self._counted(self.donate_nums, len(args), "donate")
         for k, value in enumerate(args):
-            if k not in self.static_nums:
+            if k not in static:
                 count = tree_flatten(value)[1].num_leaves
-                flags += [k in self.donate_nums] * count
+                flags += [k in donated] * count
         for k in sorted(kwargs):
             if k not in self.static_names:
                 count = tree_flatten(kwargs[k])[1].num_leaves

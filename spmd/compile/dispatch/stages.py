@@ -391,7 +391,10 @@ class Compiled(Stage):
                 check_donated(what, leaves, self.executable.donated, names, self.traced.jaxpr.jaxpr)
             mesh = self.traced.mesh
             if mesh is None:
-                return self.out_tree.unflatten(self.executable(leaves))
+                outs = self.executable(leaves)
+                for out in outs if self.traced.home is not None else ():
+                    out._sharding = self.traced.home
+                return self.out_tree.unflatten(outs)
             names = partial(self.traced.signature.leaf_names, args, kwargs)
             wanted = self.traced.out_shardings
             return self.out_tree.unflatten(
