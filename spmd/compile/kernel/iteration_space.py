@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.ir import (
     POINT,
     ROW,
@@ -74,35 +73,6 @@ def is_elementwise(kernel: Kernel) -> bool:
         and not any(isinstance(instr, Scan) for instr in step.instrs)
         for step in kernel.passes
     )
-
-
-def can_share(kernel: Kernel, source: int, target: int) -> bool:
-    """Say whether argument `source` (in) and `target` (out) may be the same memory.
-
-    They may if each element is read only at the point that writes it, and in no later pass.
-    """
-    first, second = kernel.args[source], kernel.args[target]
-    if (first.role, second.role) != ("in", "out") or first.size != second.size:
-        return False
-    if DTYPES[first.dtype].bits != DTYPES[second.dtype].bits:
-        return False
-    written: list[tuple[Map, str]] = []
-    for step in kernel.passes:
-        for instr in step.instrs:
-            if isinstance(instr, Load) and instr.arg == source and written:
-                return False
-        for store in step.stores:
-            if isinstance(store, Store) and store.arg == target:
-                written.append((store.map, step.level))
-    if len(written) != 1 or written[0][0].gathered:
-        return False
-    reads = [
-        (instr.map, step.level)
-        for step in kernel.passes
-        for instr in step.instrs
-        if isinstance(instr, Load) and instr.arg == source
-    ]
-    return all(read == written[0] for read in reads)
 
 
 def _row_order_matters(kernel: Kernel) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import check_kernel
 from spmd.compile.kernel.dtypes import DTYPES
-from spmd.compile.kernel.iteration_space import can_share, normalise
+from spmd.compile.kernel.iteration_space import normalise
 from spmd.compile.kernel.split_reduction import split_reduction
 from tests.compile.kernel.interpret import interpret
 from tests.compile.kernel.random_kernels import random_case
@@ -47,29 +47,6 @@ def test_lanes_run_along_columns_for_a_column_sum():
         b.store(out, (1,), total)
     normal = normalise(b.build())
     assert normal.outer == (1000,) and normal.vector_dim == 0
-
-
-def test_sharing_memory_needs_the_same_point():
-    b = Builder((3,), (4,))
-    x, y, out = b.arg("f32", 12), b.arg("f32", 12), b.arg("f32", 12, "out")
-    with b.row():
-        left, right = b.load(x, (4, 1)), b.load(y, (1, 3))
-        b.store(out, (4, 1), b.op("add", left, right))
-    kernel = b.build()
-    assert can_share(kernel, x, out)
-    assert not can_share(kernel, y, out)
-
-
-def test_sharing_memory_needs_the_last_pass():
-    b = Builder((), (4,))
-    x, out = b.arg("f32", 4), b.arg("f32", 4, "out")
-    with b.row():
-        b.store(out, (1,), b.op("exp", b.load(x, (1,))))
-    with b.row():
-        total = b.reduce("add", b.load(x, (1,)))
-    with b.point():
-        b.store(b.arg("f32", 1, "out"), (), total)
-    assert not can_share(b.build(), x, out)
 
 
 def full_sum(dtype: str, shape: tuple[int, int], indexed: bool):

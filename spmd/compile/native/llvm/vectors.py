@@ -133,15 +133,6 @@ def widen(f: Function, value: Value, carried: str) -> Value:
     return wide if wide.type == carried else f.convert("fpext", wide, carried)
 
 
-def narrow(f: Function, value: Value, stored: str) -> Value:
-    """A carried scalar as it is stored."""
-    if stored == value.type:
-        return value
-    if stored == "i16":
-        return round_to_bfloat(f, value, 1)
-    return f.convert("fptrunc" if stored == "half" else "fpext", value, stored)
-
-
 def multiply_add(f: Function, a: Value, b: Value, total: Variable) -> None:
     """total += a * b, fused where the processor can."""
     type = total.type
