@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from spmd.base import dtypes
+from spmd.base.config import config
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.util import inverse_permutation
 from spmd.core.aval import ShapedArray, typeof
@@ -78,7 +79,8 @@ def dot_general(
     >>> lax.dot_general(np.int8([1, 2]), np.int8([3, 4]), (((0,), (0,)), ((), ())), None, np.int32)
     Array(11, dtype=int32)
     """
-    precision = precision_of("dot_general", precision)
+    if precision is not None or config.default_matmul_precision is not None:
+        precision = precision_of("dot_general", precision)
     numbers = dimension_numbers_of(dimension_numbers)
     lhs, rhs, preferred = product_dtypes(lhs, rhs, preferred_element_type)
     how = {
