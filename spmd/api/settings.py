@@ -167,8 +167,9 @@ def transfer_guard(new_val: str) -> Iterator[None]:
 
     `new_val` is that of `transfer_guard_host_to_device`, which it sets with its two relatives.
 
+    >>> x = snp.ones(2)  # the ones are of the host
     >>> with spmd.transfer_guard("disallow"):
-    ...     snp.ones(2) + snp.ones(2)
+    ...     x + x
     Array([2., 2.], dtype=float32)
     """
     with (

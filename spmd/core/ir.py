@@ -264,7 +264,8 @@ class Names:
 
     def share(self, inside: Sequence[Atom], outside: Sequence[Atom]) -> None:
         """Give variables the names of others, which have the same values."""
-        for inner, outer in zip(inside, outside, strict=True):
+        # Not strict: messages about an equation with too few operands show its text.
+        for inner, outer in zip(inside, outside, strict=False):
             if isinstance(inner, Var) and isinstance(outer, Var):
                 self._names[inner] = self(outer)
 

@@ -35,7 +35,7 @@ def test_python_runs_once_and_on_values():
     seen = []
 
     def f(x):
-        seen.append(float(x))
+        seen.append(x.item())
         return x * x
 
     y, push = spmd.linearize(f, 3.0)

@@ -178,10 +178,12 @@ def test_a_warning_names_the_line_once_a_program(small: None):
 
 def test_a_program_that_is_not_partitioned_tells_what_it_gathers(small: None):
     _, x, _ = placed(AUTO)
-    f = spmd.jit(lambda x: spmd.pmap(lambda row: row * 2)(x.reshape(2, 32, 32)) + 1)
+    backwards = spmd.devices()[3::-1]
+    double = spmd.pmap(lambda row: row * 2, devices=backwards)
+    f = spmd.jit(lambda x: double(x.reshape(4, 16, 32)) + 1)
     with (
         spmd.config.override("unasked_gathers", "raise"),
         pytest.raises(ShardingError, match=r"is not partitioned.*\n  x \(f32\[64,32\].*6.14 KB"),
     ):
         f(x)
-    assert f(x).shape == (2, 32, 32)
+    assert f(x).shape == (4, 16, 32)

@@ -109,8 +109,9 @@ def _tell_of_gathers(closed: ClosedJaxpr, layouts: Layouts) -> None:
         unasked.tell(
             f"{source}: {closed.jaxpr.name} is not partitioned, so its arguments are gathered on "
             f"one device, for which no sharding asks (config.unasked_gathers="
-            f"{config.unasked_gathers!r}): there is a map over other devices or another "
-            "mesh in it, or a callback that returns keys. Take that out of the jitted function\n  "
+            f"{config.unasked_gathers!r}): there is a map over another order or grid of "
+            "the devices in it, or a callback that returns keys. Take that out of the jitted "
+            "function\n  "
             f"{text}",
             source,
         )
@@ -230,8 +231,8 @@ def _check_no_partly_manual_map(closed: ClosedJaxpr) -> None:
             raise ShardingError(
                 f"{eqn.source}: shard_map({eqn.params['name']}): axis_names="
                 f"{set(eqn.params['manual'])!r} leaves axes to the compiler, and there is other "
-                "work in this program that is not partitioned: a map over other devices or another "
-                "mesh, or a callback that returns keys. Take it out of the jitted function"
+                "work in this program that is not partitioned: a map over another order or grid of "
+                "the devices, or a callback that returns keys. Take it out of the jitted function"
             )
 
 
