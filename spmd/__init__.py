@@ -88,7 +88,6 @@ with _importing():
     from spmd.core.custom import custom_jvp
     from spmd.core.custom_vjp import custom_vjp
     from spmd.core.remat import checkpoint, checkpoint_policies
-    from spmd.lax.callback import effects_barrier, io_callback, pure_callback
     from spmd.numpy.array_type import Array
     from spmd.sharding import constraint as _constraint
     from spmd.sharding.array import Shard

@@ -14,4 +14,5 @@ from spmd.api.settings import (
     transfer_guard_device_to_host,
     transfer_guard_host_to_device,
 )
+from spmd.lax.callback import effects_barrier, io_callback, pure_callback
 from spmd.ref import Ref, empty_ref, free_ref, freeze, new_ref

@@ -26,7 +26,6 @@ from spmd.transport import world as bootstrap
 from spmd.transport.checked import CheckedCommunicator
 from spmd.transport.communicator import ReduceOp
 from spmd.transport.flight_recorder import FLIGHT, source_text
-from spmd.transport.mpi import recovery
 from spmd.transport.origin import NOWHERE, Origin
 from spmd.transport.progress_thread import PROGRESS
 
@@ -39,7 +38,7 @@ OPS = {
 # Communicators by the partition of processes they stand for. Every process asks for them in the
 # same order, as all compile the same programs.
 _communicators: dict[Any, CheckedCommunicator] = {}
-recovery.forgets(_communicators.clear)
+bootstrap.forgets(_communicators.clear)
 
 
 def communicator(

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.config import config
 from spmd.base.context import current_trace, state
 from spmd.base.device import Device
 from spmd.base.errors import ConcretizationError
@@ -135,11 +134,11 @@ def run_lockstep(
 
 
 def runs_eagerly() -> bool:
-    """Whether a map called here may run op by op: outside of transformations, or in another map.
+    """Whether a map called under `disable_jit` runs op by op: outside of transforms, or in a map.
 
     Under grad or vmap the body must be traced, as its values are not all there is to it.
     """
-    return config.disable_jit and (state.trace is EVAL or current_lockstep() is not None)
+    return state.trace is EVAL or current_lockstep() is not None
 
 
 def current_lockstep() -> LockstepTrace | None:

@@ -10,6 +10,7 @@ from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.context import state
 from spmd.base.errors import ArgumentError, ShardingError, ShardingTypeError
+from spmd.base.lazy_import import Deferred
 from spmd.base.source import current_source
 from spmd.base.tree import (
     broadcast_prefix,
@@ -30,7 +31,6 @@ from spmd.sharding.abstract_mesh import AxisType, NamedAxes
 from spmd.sharding.array import Array
 from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.constraint import is_placement, note_mesh_read
-from spmd.sharding.explicit_types import results
 from spmd.sharding.mesh_scope import use_abstract_mesh
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.spec import PartitionSpec, current_mesh
@@ -404,7 +404,10 @@ def with_dim(sharding: NamedSharding, d: int, entry: Any) -> NamedSharding:
     return NamedSharding(sharding.mesh, spec.update((*spec[:d], entry, *spec[d:])))
 
 
-hooks.results = results
+# The types of results: for programs over `Explicit` axes only.
+explicit_types = Deferred("spmd.sharding.explicit_types")
+
+hooks.results = lambda prim, avals, outs, params: explicit_types.results(prim, avals, outs, params)
 hooks.reshard = lay_out
 hooks.to_auto = lambda x: to_auto_p.bind(x, axes=None)
 hooks.laid_out = call_laid_out

@@ -37,12 +37,15 @@ from spmd.core.structural import broadcast_leading, reshape
 from spmd.core.trace import Tracer, to_numpy
 from spmd.sharding.array import Array, check_donated, from_numpy, usable, warn_unusable
 from spmd.sharding.call_cache import FastCalls, MappedCall, is_evaluated
-from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
-from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.nested_maps import flatten_maps, inner_mesh, is_inside_map
 from spmd.sharding.process_rows import own_rows, rows_of_all
-from spmd.sharding.shard_map_rules import mesh_axes, shard_map_p
+from spmd.sharding.shard_map_rules import (
+    divergence_check,
+    eager_map,
+    mesh_axes,
+    shard_map_p,
+)
 from spmd.sharding.spec import Mesh, PartitionSpec
 from spmd.transport.flight_recorder import FLIGHT, TRACING
 
@@ -162,7 +165,7 @@ class PmapFunction:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The general path: any arguments, any transformation."""
         call = _PmapCall(self, args, kwargs)
-        if runs_eagerly():
+        if config.disable_jit and eager_map.runs_eagerly():
             return call.run_eagerly()
         key = call.key()
         mapped = self._traced.get(key)
@@ -323,18 +326,21 @@ class _PmapCall:
     def _check_divergence(self, closed: ClosedJaxpr, mesh: Mesh, hoisted: int) -> None:
         """Look for collectives that not all devices reach."""
 
-        def rows() -> Iterator[Given]:
-            yield from [Given(frozenset(), "a value from outside")] * hoisted
+        if not divergence_check.is_suspect(closed):
+            return
+        given = divergence_check.Given
+
+        def rows() -> Iterator[Any]:
+            yield from [given(frozenset(), "a value from outside")] * hoisted
             for x, a, name in zip(self.flat, self.in_axes, self.names, strict=True):
                 if a is None:
-                    yield Given(frozenset(), name)
+                    yield given(frozenset(), name)
                     continue
                 known = is_evaluated() and not isinstance(x, Tracer)
                 held = list(np.moveaxis(to_numpy(x), a, 0)) if known else None
-                yield Given(frozenset([self.axis]), name, held)
+                yield given(frozenset([self.axis]), name, held)
 
-        if is_suspect(closed):
-            check_divergence(self.what, closed, mesh.shape, list(rows()))
+        divergence_check.check_divergence(self.what, closed, mesh.shape, list(rows()))
 
     def _call(self, tree: Any) -> Any:
         given, kwargs = tree
@@ -450,8 +456,10 @@ class _PmapCall:
             for v, a in zip(self.avals, self.in_axes, strict=True)
         ]
         rows = [self._rows(x, a) for x, a in zip(self.flat, self.in_axes, strict=True)]
-        outer = current_lockstep()
-        found, given = run_lockstep(flat, rows, avals, self.mesh.shape, self.mesh.flat_devices())
+        outer = eager_map.current_lockstep()
+        found, given = eager_map.run_lockstep(
+            flat, rows, avals, self.mesh.shape, self.mesh.flat_devices()
+        )
         if outer is not None:
             outs = [
                 _stack_inner(outer, v, a, self.size) for v, a in zip(found, out_axes, strict=True)
@@ -465,7 +473,7 @@ class _PmapCall:
 
     def _rows(self, x: Any, axis: int | None) -> list[np.ndarray]:
         """Rows of each local device; inside another map, of each inner device of each outer one."""
-        outer = current_lockstep()
+        outer = eager_map.current_lockstep()
         wholes = [to_numpy(x)] if outer is None else outer.values_of(x)
         n = self.size
         return [

@@ -47,14 +47,14 @@ from spmd.sharding.abstract_mesh import AxisType, NamedAxes
 from spmd.sharding.array import Array, from_numpy, from_shards, shard_value
 from spmd.sharding.call_cache import FastCalls, MappedCall, is_evaluated
 from spmd.sharding.constraint import note_mesh_read
-from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
-from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.named import NamedSharding, meshes_of_types
 from spmd.sharding.nested_maps import is_inside_map
 from spmd.sharding.operand_layouts import check_on_devices
 from spmd.sharding.shard_map_rules import (
     Manual,
     axes_of_map,
+    divergence_check,
+    eager_map,
     manual_mesh,
     mesh_axes,
     piece_aval,
@@ -277,7 +277,7 @@ def _call(
         _check_typed(what, name, aval, mesh, spec, manual)
     for axis in axes_of_map(mesh, manual):
         check_axis_name_free(what, axis, [frame.name for frame in state.axes])
-    if runs_eagerly() and current_lockstep() is None:
+    if config.disable_jit and eager_map.runs_eagerly() and eager_map.current_lockstep() is None:
         kind = "pmap" if trusts else kind
         return _run_eagerly(f, what, mesh, (in_tree, avals, specs), out_specs, kind, flat, manual)
     around = (kind, trusts, state.axes, config.tracing)
@@ -396,14 +396,16 @@ def _trace(
     finally:
         scope.leave(before)
     closed, consts = hoist_tracers(closed)
-    if not trusts and not is_inside_map() and is_suspect(closed):
-        outside = [Given(frozenset(x.vma), "a value from outside") for x in map(typeof, consts)]
+    if not trusts and not is_inside_map() and divergence_check.is_suspect(closed):
+        given = divergence_check.Given
+        outside = [given(frozenset(x.vma), "a value from outside") for x in map(typeof, consts)]
         flat_args = tree_flatten(args)[0]
         inputs = [
             _given(x, s, mesh, name, kind)
             for x, s, name in zip(flat_args, specs, leaf_names(f, args), strict=True)
         ]
-        check_divergence(what, closed, manual_mesh(mesh, manual).shape, [*outside, *inputs])
+        sizes = manual_mesh(mesh, manual).shape
+        divergence_check.check_divergence(what, closed, sizes, [*outside, *inputs])
     out_tree = trees[0]
     wanted = _checked_outputs(what, out_specs, out_tree, closed.out_avals, mesh, manual)
     return vary_outputs(closed, wanted, mesh, kind, manual), consts, out_tree, wanted
@@ -420,12 +422,14 @@ def _trusted(
     ]
 
 
-def _given(x: Any, spec: PartitionSpec, mesh: Mesh, name: str, kind: str) -> Given:
-    """The facts about an argument when the per-device code is traced."""
+def _given(x: Any, spec: PartitionSpec, mesh: Mesh, name: str, kind: str) -> Any:
+    """The facts about an argument when the per-device code is traced: a `Given`."""
     rows = None
     if is_evaluated() and not isinstance(x, Tracer):
         rows = _local_shards(x, NamedSharding(mesh, spec))
-    return Given(frozenset(spec.all_axes()), name, rows, must_tell=kind == "manual")
+    return divergence_check.Given(
+        frozenset(spec.all_axes()), name, rows, must_tell=kind == "manual"
+    )
 
 
 def _checked_outputs(
@@ -564,7 +568,9 @@ def _run_eagerly(
     grid = manual_mesh(mesh, manual)
     local = [piece_aval(a, s, mesh, kind) for a, s in zip(avals, specs, strict=True)]
     shards = [_local_shards(x, NamedSharding(grid, s)) for x, s in zip(flat, specs, strict=True)]
-    found, out_avals = run_lockstep(run, shards, local, grid.shape, grid.flat_devices(), kind)
+    found, out_avals = eager_map.run_lockstep(
+        run, shards, local, grid.shape, grid.flat_devices(), kind
+    )
     wanted = _checked_outputs(what, out_specs, trees[0], out_avals, mesh, manual)
     outs = [_join(x, a, s, grid) for x, a, s in zip(found, out_avals, wanted, strict=True)]
     if manual is not None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from spmd.base.context import state
 from spmd.base.errors import ShardingError
+from spmd.base.lazy_import import Deferred
 from spmd.base.source import current_source
 from spmd.base.util import split_list
 from spmd.collectives.axis import pvary
@@ -34,10 +35,14 @@ from spmd.core.vmap import BatchAxis, batch_jaxpr, fronts
 from spmd.lax.arithmetic import div
 from spmd.lax.control import inner_axes, inner_effects
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
-from spmd.sharding.lockstep_interpreter import Lockstep
 from spmd.sharding.manual_sums import aval_with_sets, without_sets
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.spec import Mesh, PartitionSpec
+
+# Only maps under `disable_jit`, or with a collective in a branch, need these.
+divergence_check = Deferred("spmd.sharding.divergence_check")
+eager_map = Deferred("spmd.sharding.eager_map")
+lockstep_interpreter = Deferred("spmd.sharding.lockstep_interpreter")
 
 # ---- shards and wholes -------------------------------------------------------------------------
 
@@ -205,7 +210,7 @@ def _impl(
 ) -> list[Any]:
     mesh = manual_mesh(mesh, manual)
     shards = [cut(np.asarray(x), s, mesh) for x, s in zip(operands, in_specs, strict=True)]
-    outs = Lockstep(mesh.shape).run(jaxpr, shards)
+    outs = lockstep_interpreter.Lockstep(mesh.shape).run(jaxpr, shards)
     return [join(x, s, mesh) for x, s in zip(outs, out_specs, strict=True)]
 
 

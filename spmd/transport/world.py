@@ -12,7 +12,7 @@ import dataclasses
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from spmd.base.config import config
@@ -31,10 +31,10 @@ from spmd.transport.flight_recorder import (
     GroupLog,
     source_text,
 )
-from spmd.transport.process_exit import ExitHooks
 from spmd.transport.single import SingleCommunicator
 
 # Only a job of several ranks needs these modules. `compile/lazy.py` is on a higher floor.
+exits = Deferred("spmd.transport.process_exit")
 forks = Deferred("spmd.transport.fork_guard")
 inject = Deferred("spmd.transport.fault_injection")
 mpi_transport = Deferred("spmd.transport.mpi.communicator")
@@ -54,7 +54,7 @@ class Job:
     local_rank: int
     local_size: int
     base: Any = None  # MPI's communicator of the ranks, which is never used for data
-    hooks: ExitHooks | None = None
+    hooks: Any = None  # the `ExitHooks` of a job of several ranks
 
 
 class _CurrentJob:
@@ -145,7 +145,7 @@ def _join(found: Environment) -> Job:
         if rank == 0:
             shm_segment.sweep()
         comm = mpi_transport.connect_world(mpi, mpi.COMM_WORLD, config.shared_memory)
-    hooks = ExitHooks(comm, mpi.COMM_WORLD.Abort)
+    hooks = exits.ExitHooks(comm, mpi.COMM_WORLD.Abort)
     hooks.install()
     forks.disarm_children()
     os.environ[OWNER] = str(os.getpid())
@@ -157,6 +157,17 @@ def go_on_as(made: Job) -> None:
     """Replace this process's job by that of the ranks left."""
     with _current.lock:
         _current.job = made
+    for call in _forget:
+        call()
+
+
+_forget: list[Callable[[], None]] = []
+
+
+def forgets(call: Callable[[], None]) -> Callable[[], None]:
+    """Register a function to call when the job goes on with fewer ranks."""
+    _forget.append(call)
+    return call
 
 
 @contextlib.contextmanager

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spmd.transport import LocalGroup, SingleCommunicator
 from spmd.transport import flight_recorder as flight
 from spmd.transport.flight_recorder import RECORDS, Flight, GroupLog
+from spmd.transport.single import SingleCommunicator
+from spmd.transport.threads import LocalGroup
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from spmd.base.errors import CollectiveError
-from spmd.transport import Communicator, ReduceOp, SingleCommunicator
+from spmd.transport.communicator import Communicator, ReduceOp
+from spmd.transport.single import SingleCommunicator
 from tests.transport.cases import Case, all_cases, check_all
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from spmd.base.config import config
 from spmd.base.errors import CollectiveError, PeerError
-from spmd.transport import LocalGroup, ReduceOp
+from spmd.transport.communicator import ReduceOp
+from spmd.transport.threads import LocalGroup
 from tests.transport.cases import all_cases, check_all
 
 

@@ -74,8 +74,8 @@ from spmd.sharding.operand_layouts import (
 )
 from spmd.sharding.pmap import set_stages
 from spmd.sharding.spec import current_mesh, scope
+from spmd.transport import world
 from spmd.transport.flight_recorder import COMPILING, FLIGHT, TRACING
-from spmd.transport.mpi import recovery
 
 if TYPE_CHECKING:
     from spmd.compile.executable.executable import Executable
@@ -709,7 +709,7 @@ def _compared(mesh: Any, make: Callable[[], Match | None]) -> Match | None:
     return match
 
 
-@recovery.forgets
+@world.forgets
 def clear_caches() -> None:
     """Forget everything that any jitted function has traced and compiled.
 

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 from spmd.base.config import config
@@ -30,14 +29,6 @@ from spmd.transport.world import inject, mpi_transport
 SECONDS_TO_BE_SURE = 3.0
 # A split has a number from 1; this is what a group of survivors has in its place.
 _SURVIVORS = -1
-
-_forget: list[Callable[[], None]] = []
-
-
-def forgets(call: Callable[[], None]) -> Callable[[], None]:
-    """Register a function to call when the job goes on with fewer ranks."""
-    _forget.append(call)
-    return call
 
 
 def recover() -> bool:
@@ -136,8 +127,6 @@ def _take_over(mpi: Any, before: bootstrap.Job, left: Any, world: CheckedCommuni
         before, world=now, base=left, local_rank=place[0], local_size=place[1]
     )
     bootstrap.go_on_as(made)
-    for call in _forget:
-        call()
     lost = [numbers[r] for r in range(old.size) if r not in members]
     FLIGHT.words[LOST] += len(lost)
     say(numbers[old.rank], f"goes on as rank {world.rank} of {size}, without {ranks_text(lost)}")
