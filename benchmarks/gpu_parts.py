@@ -164,13 +164,18 @@ def launches(sizes: Sizes) -> list[Figure]:
         host = min(_seconds_to_begin(call) for _ in range(8))
         return host, seconds_of(call, ready, sizes.seconds)
 
-    one, more = many(1), many(1 + sizes.products_in_a_row)
-    host, whole = ((b - a) / sizes.products_in_a_row * 1e6 for a, b in zip(one, more, strict=True))
-    return [
-        Figure("a call with one product, the host's time", one[0] * 1e6, "µs"),
-        Figure("one product more, the host's time", host, "µs"),
-        Figure("one product more, until it is done", whole, "µs"),
-    ]
+    figures = []
+    for graphs, how in (True, ""), (False, ", without graphs"):
+        with spmd.config.override("cuda_graphs", graphs):
+            one, more = many(1), many(1 + sizes.products_in_a_row)
+        pairs = zip(one, more, strict=True)
+        host, whole = ((b - a) / sizes.products_in_a_row * 1e6 for a, b in pairs)
+        figures += [
+            Figure(f"a call with one product, the host's time{how}", one[0] * 1e6, "µs"),
+            Figure(f"one product more, the host's time{how}", host, "µs"),
+            Figure(f"one product more, until it is done{how}", whole, "µs"),
+        ]
+    return figures
 
 
 def _seconds_to_begin(call: Callable[[], Any]) -> float:

@@ -18,9 +18,13 @@ FIGURES = {
     "bandwidth": ["copy", *(f"{k} of 16 KiB" for k in ("elementwise", "softmax", "layernorm"))],
     "product": [f"product of {SIZES['small'].product}, bf16"],
     "launches": [
-        "a call with one product, the host's time",
-        "one product more, the host's time",
-        "one product more, until it is done",
+        f"{what}{how}"
+        for how in ("", ", without graphs")
+        for what in (
+            "a call with one product, the host's time",
+            "one product more, the host's time",
+            "one product more, until it is done",
+        )
     ],
     "ranks": ["two ranks on one GPU"],
     "killed": ["a rank is killed, the other ends"],

@@ -102,6 +102,13 @@ SETTINGS = (
         "seed of what the emulator leaves to chance: the order of streams, approximate results",
     ),
     Setting(
+        "cuda_graphs",
+        "SPMD_CUDA_GRAPHS",
+        True,
+        _bool,
+        "capture repeated calls on one GPU, and give them to it as one launch",
+    ),
+    Setting(
         "debug",
         "SPMD_DEBUG",
         "",
@@ -318,6 +325,7 @@ PROGRAM_SETTINGS = (
     *TRACING_SETTINGS,
     "num_cpu_devices",
     "platform",
+    "cuda_graphs",
     "check",
     "trace",
     "cpu_enable_async_dispatch",

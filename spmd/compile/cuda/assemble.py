@@ -53,8 +53,6 @@ __all__ = ["CalleeCompiler", "CudaProgram", "assemble", "legalise"]
 
 # Device memory is given in units of this many bytes.
 ALIGNMENT = 256
-# The host's part of a launch.
-LAUNCH_NS = 2000.0
 
 
 # Nothing is compiled while steps are written: the functions of a program are one module at the end.
@@ -191,7 +189,7 @@ class Builder(ProgramBuilder):
             self.entries[symbol],
             (Slot(self.record), *slots),
             1,
-            LAUNCH_NS,
+            stream_steps_ir.LAUNCH_NS,
             (len(self.names) - 1, *sizes),
             name=name,
             is_open=waits or driver().entries_run_python,

@@ -25,6 +25,8 @@ _MOST_SHARED_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _MEMORY_OF_A_DEVICE = 2  # cudaMemoryTypeDevice
 _WITHOUT_TIME = 2  # cudaEventDisableTiming
 _ANY_DIRECTION = 4  # cudaMemcpyDefault
+_WITHOUT_DEFAULT = 1  # cudaStreamNonBlocking
+_OF_THIS_THREAD = 1  # cudaStreamCaptureModeThreadLocal
 # In the names of errors after which a context is lost, cudaError... and CUDA_ERROR_...
 _LOST = "ILLEGAL", "MISALIGNED", "LAUNCHFAIL", "HARDWARESTACK", "INVALIDPC", "ASSERT"
 _NO_GPU = "the NVIDIA driver shows no GPU to this process; CUDA_VISIBLE_DEVICES may hide them"
@@ -164,6 +166,37 @@ class CupyDriver:
                 self._checked(runtime.streamWaitEvent, then, event)
             finally:
                 runtime.eventDestroy(event)  # when it has happened
+
+    def begin_capture(self, device: int) -> int:
+        """The handle of a stream of its own, which this thread captures."""
+        self._gpu(device)
+        with cupy.cuda.Device(device):
+            stream = self._checked(runtime.streamCreateWithFlags, _WITHOUT_DEFAULT)
+            self._checked(runtime.streamBeginCapture, stream, _OF_THIS_THREAD)
+        return stream
+
+    def end_capture(self, device: int, stream: int) -> int:
+        """The handle of a graph that can be launched."""
+        with cupy.cuda.Device(device):
+            try:
+                graph = self._checked(runtime.streamEndCapture, stream)
+            finally:
+                runtime.streamDestroy(stream)
+            try:
+                return self._checked(runtime.graphInstantiate, graph)
+            finally:
+                runtime.graphDestroy(graph)
+
+    def replay(self, device: int, graph: int) -> None:
+        """Launch a graph in the device's stream."""
+        stream = self._gpu(device).stream.ptr
+        with cupy.cuda.Device(device):
+            self._checked(runtime.graphLaunch, graph, stream)
+
+    def free_graph(self, device: int, graph: int) -> None:
+        """Free a graph; CUDA does so when it has ended."""
+        with cupy.cuda.Device(device):
+            runtime.graphExecDestroy(graph)
 
     def load(self, device: int, image: Compiled) -> int:
         """The handle of a module on a device."""

@@ -107,6 +107,25 @@ class Driver(Protocol):
         """
         ...
 
+    def begin_capture(self, device: int) -> int:
+        """The handle of a stream of the device whose work is kept for a graph, not done.
+
+        Until `end_capture` this thread may not allocate, nor wait for a stream.
+        """
+        ...
+
+    def end_capture(self, device: int, stream: int) -> int:
+        """The handle of a graph: what `begin_capture`'s stream was given, as one piece of work."""
+        ...
+
+    def replay(self, device: int, graph: int) -> None:
+        """Put a graph into the device's stream."""
+        ...
+
+    def free_graph(self, device: int, graph: int) -> None:
+        """Free a graph; what the device's stream has of it is still done."""
+        ...
+
     def load(self, device: int, image: Compiled) -> int:
         """The handle of a module on a device."""
         ...

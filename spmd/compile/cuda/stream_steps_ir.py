@@ -17,6 +17,9 @@ from spmd.compile.native.llvm.compiler import compile_texts
 
 STATUS, STEP, CONTEXT, STREAM, CURRENT, LAUNCH, COPY, WAIT, FUNCTIONS = range(9)
 
+# The host's part of a step.
+LAUNCH_NS = 2000.0
+
 LAUNCH_SYMBOL, COPY_SYMBOL, WAIT_SYMBOL = "spmd_cuda_launch", "spmd_cuda_copy", "spmd_cuda_wait"
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ import numpy as np
 from spmd.base.device import default_device
 from spmd.compile.dispatch.argument_matcher import UnmatchedError, has_buffer, is_number, packed
 from spmd.compile.executable import cuda_backend, cuda_calls
+from spmd.compile.executable.cuda_backend import ResultMemory
+from spmd.compile.executable.cuda_graphs import graphs_of
 from spmd.core.aval import ShapedArray
 from spmd.sharding.array import Array
 from spmd.sharding.named import SingleDeviceSharding
@@ -72,7 +74,15 @@ class CudaCalls(_Base):
         if FLIGHT.keeps_programs:
             self.names |= {"begin": FLIGHT.begin, "completed": FLIGHT.completed}
             self.put(f"span = begin({native.label}, 0)")
-        self.put(f"status = enqueue({native.header_address}, frames)")
+        graphs = graphs_of(native, call)
+        if graphs is None:
+            self.put(f"status = enqueue({native.header_address}, frames)")
+        else:
+            self.names |= {"known": graphs.known.get, "enqueue": graphs.enqueue}
+            self.names["replay"] = partial(self.names["gpu"].replay, *call.numbers)
+            self.put("graph, status = known(frames), 0")
+            self.put(f"if graph is None: status = enqueue(frames, {records[0]})")
+            self.put("else: replay(graph)")
         if FLIGHT.keeps_programs:
             self.put("completed(span)")
         failed = " or ".join(["status", *(f"{record}.words[0]" for record in records)])
@@ -152,7 +162,7 @@ class CudaCalls(_Base):
             "room": (ctypes.c_char * total).from_address,
             "memoryview": memoryview,
         }
-        self.allocate(f"upload = CudaMemory(gpu, {number}, {total})")
+        self.allocate("upload", number, total)
         self.put(f"pinned = pin({total})")
         self.put('view = memoryview(room(pinned)).cast("B")')
         self.put("try:")
@@ -193,10 +203,9 @@ class CudaCalls(_Base):
         found = []
         for k, aval in enumerate(self.executable.outputs):
             found.append(block := self.fresh())
-            made = f"{block} = CudaMemory(gpu, {number}, {aval.nbytes})"
             taken = self.takes.get(k)
             if taken is None or self.held_by(taken, device) is None:
-                self.allocate(made)
+                self.allocate(block, number, aval.nbytes)
                 continue
             # References to it are the array's, the variable's, and getrefcount's own; another
             # operand over the same memory has a variable too.
@@ -204,10 +213,18 @@ class CudaCalls(_Base):
             self.put(f"if {memory}.lender is None and getrefcount({memory}) == 3:")
             self.put(f"    {block} = {memory}")
             self.put("else:")
-            self.allocate(made, "    ")
+            self.allocate(block, number, aval.nbytes, "    ")
         return found
 
-    def allocate(self, made: str, indent: str = "") -> None:
+    def allocate(self, name: str, number: int, nbytes: int, indent: str = "") -> None:
+        """Write that a name is memory, of an earlier call if there is some, else new."""
+        home = self.bind(ResultMemory(self.names["gpu"], number))
+        given = f"{name} = CudaMemory(gpu, {number}, {nbytes}"
+        self.put(f"{indent}try: {given}, {home}.pop(), None, {home})")
+        self.put(f"{indent}except IndexError:")
+        self.make(f"{given}, 0, None, {home})", indent + "    ")
+
+    def make(self, made: str, indent: str = "") -> None:
         """Write an allocation; the general path tells of one that fails."""
         for line in ("try:", f"    {made}", "except MemoryError:", "    return MISS"):
             self.put(indent + line)
@@ -218,10 +235,10 @@ class CudaCalls(_Base):
         make = f"{name} = {self.bind(pool.make)}()"
         self.put(f"if {free}: {name} = {free}.pop()")
         self.put("else:")
-        self.allocate(make, "    ")
+        self.make(make, "    ")
         if pool.least:
             self.put(f"if {name}.nbytes < {pool.least}:")
-            self.allocate(make, "    ")
+            self.make(make, "    ")
         return name
 
     # ---- results ----

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,15 +37,24 @@ class CudaMemory(DeviceMemory):
     """Memory of a GPU, which is freed with the last reference to this object.
 
     That at `address` belongs to another library: `lender` keeps it, and no program writes there.
+    Memory of a result goes back to the `home` from which the next call takes it.
     """
 
-    __slots__ = ("device", "driver", "lender", "nbytes")
+    __slots__ = ("device", "driver", "home", "lender", "nbytes")
 
-    def __init__(self, gpu: Driver, device: int, nbytes: int, address: int = 0, lender: Any = None):
+    def __init__(
+        self,
+        gpu: Driver,
+        device: int,
+        nbytes: int,
+        address: int = 0,
+        lender: Any = None,
+        home: ResultMemory | None = None,
+    ):
         if _lent:
             _give_back_lent()
         self.driver, self.device, self.nbytes, self.lender = gpu, device, nbytes, lender
-        self.address = address or _allocated(gpu, device, max(nbytes, 1))
+        self.home, self.address = home, address or _allocated(gpu, device, max(nbytes, 1))
 
     def read(self, aval: ShapedArray) -> np.ndarray:
         out = np.empty(aval.shape, aval.dtype)
@@ -79,11 +89,45 @@ class CudaMemory(DeviceMemory):
         if not address or sys.is_finalizing():
             return
         if self.lender is None:
-            self.driver.free(self.device, address)
+            home = self.home
+            if home is not None and len(home) < MOST_SETS:
+                home.append(address)
+            else:
+                self.driver.free(self.device, address)
         else:
             _lent.append((self.driver, self.device, self.lender))
             _give_back_lent()
 
+
+class ResultMemory(list[int]):
+    """The addresses of memory that a result of repeated calls had, for its next values.
+
+    A loop that gives a step its own results back alternates between two: then calls have the same
+    addresses again and again, and allocate nothing. It is freed where memory is short.
+    """
+
+    __slots__ = ("__weakref__", "device", "driver")
+
+    def __init__(self, gpu: Driver, device: int):
+        self.driver, self.device = gpu, device
+        _result_memory.add(self)
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+    def release(self) -> None:
+        """Free what no array uses."""
+        while self:
+            self.driver.free(self.device, self.pop())
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.release()
+
+
+# So many sets of results of an executable are kept for its next calls.
+MOST_SETS = 2
+_result_memory: weakref.WeakSet[ResultMemory] = weakref.WeakSet()
 
 # Memory of other libraries that no array refers to any more, while work that reads it may run.
 _lent: list[tuple[Driver, int, Any]] = []
@@ -99,9 +143,12 @@ def _allocated(gpu: Driver, device: int, nbytes: int) -> int:
     try:
         return gpu.allocate(device, nbytes)
     except MemoryError:
-        if not arenas(gpu, device):
+        kept = [m for m in list(_result_memory) if m and (m.driver, m.device) == (gpu, device)]
+        if not arenas(gpu, device) and not kept:
             raise
         arenas(gpu, device).clear()
+        for memory in kept:
+            memory.release()
         return gpu.allocate(device, nbytes)
 
 
@@ -115,9 +162,11 @@ def arenas(gpu: Driver, device: int) -> list[CudaMemory]:
 
 
 def release_arenas() -> None:
-    """Free the arenas that no call uses now."""
+    """Free the arenas that no call uses now, and the memory that results will have."""
     for free in _arenas.values():
         free.clear()
+    for memory in list(_result_memory):
+        memory.release()
 
 
 def number_of(device: Device | None) -> int:

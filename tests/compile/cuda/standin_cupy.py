@@ -38,6 +38,14 @@ RUNTIME = (
     "eventRecord(intptr_t event, intptr_t stream)",
     "streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)",
     "eventDestroy(intptr_t event)",
+    "streamCreateWithFlags(unsigned int flags) -> intptr_t",
+    "streamDestroy(intptr_t stream)",
+    "streamBeginCapture(intptr_t stream, int mode=streamCaptureModeRelaxed)",
+    "streamEndCapture(intptr_t stream) -> intptr_t",
+    "graphInstantiate(intptr_t graph) -> intptr_t",
+    "graphDestroy(intptr_t graph)",
+    "graphLaunch(intptr_t graphExec, intptr_t stream)",
+    "graphExecDestroy(intptr_t graphExec)",
     "memcpyAsync(intptr_t dst, intptr_t src, size_t size, int kind, intptr_t stream)",
 )
 DRIVER = (
@@ -262,6 +270,33 @@ class Standin:
 
     def eventDestroy(self, event: int) -> None:
         del self.events[event]
+
+    def streamCreateWithFlags(self, flags: int) -> int:
+        assert flags == 1
+        return self.gpu.new_stream(self.device())
+
+    def streamDestroy(self, stream: int) -> None:
+        pass
+
+    def streamBeginCapture(self, stream: int, mode: int) -> None:
+        assert mode == 1
+        _as_cupy(self.gpu.capture, self.device(), stream)
+
+    def streamEndCapture(self, stream: int) -> int:
+        return _as_cupy(self.gpu.end_capture, self.device(), stream)
+
+    def graphInstantiate(self, graph: int) -> int:
+        return graph
+
+    def graphDestroy(self, graph: int) -> None:
+        pass
+
+    def graphLaunch(self, graphExec: int, stream: int) -> None:
+        assert stream == self.gpu.stream(self.device())
+        _as_cupy(self.gpu.replay, self.device(), graphExec)
+
+    def graphExecDestroy(self, graphExec: int) -> None:
+        self.gpu.free_graph(self.device(), graphExec)
 
     def ctxGetCurrent(self) -> int:
         return self.gpu.context(self.device())

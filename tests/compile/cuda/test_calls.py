@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections import Counter
@@ -17,6 +18,7 @@ from spmd.base.config import config
 from spmd.base.errors import CudaError, DeletedError, OutOfMemoryError
 from spmd.compile.cuda.driver import driver
 from spmd.compile.cuda.emulator.driver import EmulatorDriver
+from spmd.compile.cuda.emulator.streams import Streams
 from spmd.compile.executable import cuda_backend
 from tests.compile.cuda.other_library import Library
 
@@ -25,6 +27,8 @@ pytestmark = pytest.mark.usefixtures("gpus")
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6)
 # The first two calls take the general path, and a closure is written; then it is used.
 CALLS = 5
+# By then the memory of results repeats, and calls over the same memory are captured.
+WARM = 8
 
 
 def addresses(x) -> list[int]:
@@ -151,11 +155,14 @@ def python_calls(function, *args) -> Counter[str]:
     return +found
 
 
+ASKED = "allocate", "allocate_pinned", "begin_capture", "copy", "order", "replay", "synchronize"
+
+
 @pytest.fixture
 def asked(monkeypatch):
     """Counts of what the driver is asked for."""
     found, gpu = Counter(), driver()
-    for name in "allocate", "allocate_pinned", "copy", "synchronize", "order":
+    for name in ASKED:
         method = getattr(gpu, name)
 
         def counted(*args, name=name, method=method):
@@ -178,14 +185,17 @@ def test_a_training_step_costs_as_few_calls_as_on_the_cpu():
     assert counts["cuda"] == counts["cpu"] == {"JitFunction.__call__": 1, "match": 1}
 
 
-def test_a_repeated_call_allocates_its_results_and_waits_for_nothing(asked):
+def test_a_repeated_call_is_one_launch_without_allocation_and_wait(asked, monkeypatch):
     function = spmd.jit(lambda x, w: (snp.tanh(x @ w).sum(0), (x[:, :4] @ w.T).sum(1)))
     x, w = snp.asarray(X) + 0, snp.asarray(X.T.copy()) + 0
-    for _ in range(CALLS):
+    for _ in range(WARM):
         outs = function(x, w)
+    put, works = Streams.put, []
+    monkeypatch.setattr(Streams, "put", lambda *given: works.append(given) or put(*given))
     asked.clear()
     outs = function(x, w)
-    assert asked == {"allocate": 2}
+    assert asked == {"replay": 1} and len(works) == 1
+    monkeypatch.undo()
     with config.override("platform", "cpu"):
         wanted = function(X, X.T)
     for out, y in zip(outs, wanted, strict=True):
@@ -195,7 +205,7 @@ def test_a_repeated_call_allocates_its_results_and_waits_for_nothing(asked):
 def test_values_of_the_host_are_one_copy(asked):
     function = spmd.jit(lambda x, rate, flag, batch, count: x * rate + batch[flag * 1] - count)
     x = snp.asarray(X) + 0
-    for k in range(CALLS):
+    for k in range(WARM):
         asked.clear()
         out = function(x, 0.5 * k, bool(k % 2), X * k, np.float32(k))
         np.testing.assert_allclose(out, X * 0.5 * k + X[k % 2] * k - k, 1e-5)
@@ -203,7 +213,7 @@ def test_values_of_the_host_are_one_copy(asked):
     values = 2.5, True, X * 3, np.float32(7)
     out = function(x, *values)
     values[2][:] = np.nan  # what the caller does with its array afterwards is of no matter
-    assert asked == {"allocate": 2, "allocate_pinned": 1, "copy": 1}
+    assert asked == {"replay": 1, "allocate_pinned": 1, "copy": 1}
     del asked
     np.testing.assert_allclose(out, X * 2.5 + X[1] * 3 - 7, 1e-5)
 
@@ -216,6 +226,56 @@ def test_pinned_memory_that_is_freed_too_early_shows(monkeypatch):
     function = spmd.jit(lambda x, batch: x + batch)
     for _ in range(CALLS):
         assert np.isnan(function(snp.zeros(X.shape), X)).all()
+
+
+def test_a_loop_over_its_own_results_alternates_between_two_graphs(asked):
+    step = spmd.jit(lambda w, k: (snp.tanh(w @ X) @ X.T * 0.1 + w + k, (w * w).sum()))
+    w, kept = snp.asarray(X @ X.T) + 0, []
+    wanted = np.asarray(w)
+    for k in range(40):
+        w, total = step(w, 0.25 * k)
+        np.testing.assert_allclose(total, (wanted * wanted).sum(), 1e-3)
+        wanted = np.tanh(wanted @ X) @ X.T * np.float32(0.1) + wanted + np.float32(0.25 * k)
+        if k == 20:
+            kept += [w, wanted]  # its memory is not written over
+    np.testing.assert_allclose(w, wanted, 1e-3)
+    np.testing.assert_allclose(kept[0], kept[1], 1e-3)
+    assert asked["begin_capture"] <= 4 and asked["replay"] > 25
+
+
+def test_an_executable_has_at_most_four_graphs(asked, monkeypatch):
+    function = spmd.jit(lambda x: (snp.tanh(x @ x.T) @ x).sum(0))
+    several = [snp.asarray(X * k) + 0 for k in range(6)]
+    gc.collect()
+    freed, gpu = [], driver()
+    free = gpu.free_graph
+    monkeypatch.setattr(gpu, "free_graph", lambda *given: freed.append(given) or free(*given))
+    for _ in range(12):
+        for x in several:
+            function(x)
+    assert asked["begin_capture"] == 4 + len(freed) == 4 + 2
+    asked.clear()
+    with config.override("cuda_graphs", False):
+        for _ in range(WARM):
+            out = function(several[1])
+    assert not asked["replay"]
+    np.testing.assert_allclose(out, (np.tanh(X @ X.T) @ X).sum(0), 1e-4)
+
+
+def test_a_capture_that_fails_leaves_launches(monkeypatch, capfd):
+    function = spmd.jit(lambda x: (snp.tanh(x @ x.T) @ x).sum(0))
+    x, gpu = snp.asarray(X) + 0, driver()
+    end = gpu.end_capture
+
+    def refused(*given):
+        end(*given)
+        raise CudaError("the capture was invalidated")
+
+    monkeypatch.setattr(gpu, "end_capture", refused)
+    with config.override("log_compiles", True):
+        outs = [np.asarray(function(x)) for _ in range(WARM)]
+    np.testing.assert_array_equal(outs, [outs[0]] * WARM)
+    assert "without graphs: the capture was invalidated" in capfd.readouterr().err
 
 
 def test_numbers_that_do_not_fit_take_the_general_path():

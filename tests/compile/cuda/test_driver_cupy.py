@@ -113,7 +113,7 @@ def _raised(call, *args):
 
 
 @pytest.mark.usefixtures("platform")
-def test_programs_run():
+def test_programs_run(standin, monkeypatch):
     def step(x):
         y = lax.fori_loop(0, 3, lambda k, y: snp.tanh(y) + k, x)
         return (y @ y.T).sum(0)
@@ -124,6 +124,12 @@ def test_programs_run():
     np.testing.assert_allclose(found, wanted, 1e-5)
     total = spmd.pmap(lambda x: lax.psum(x, "i"), axis_name="i")(X[:2])
     np.testing.assert_allclose(total[1], X[0] + X[1], 1e-6)
+    launched, replay = [], standin.driver.replay
+    monkeypatch.setattr(standin.driver, "replay", lambda *g: launched.append(g) or replay(*g))
+    repeated, x = spmd.jit(step), snp.asarray(X) + 0
+    outs = [np.asarray(repeated(x)) for _ in range(8)]
+    assert len(launched) >= 3
+    np.testing.assert_allclose(outs, [wanted] * 8, 1e-5)
 
 
 def test_the_stand_in_has_no_name_that_the_wheel_lacks():

@@ -233,6 +233,36 @@ def test_a_freed_range_is_taken_again_as_late_as_possible(gpu):
     assert taken[-1] == first and len(taken) > 0.9 * CAPACITY / 1280
 
 
+def test_a_graph_is_the_work_of_a_captured_stream(gpu, image):
+    x, count = np.ones(100, np.float32), np.array([100], np.int32)
+    a, b, c = (uploaded(gpu, each) for each in (x, x, count))
+    function = add(gpu, image)
+    gpu.synchronize(0)
+    stream = gpu.begin_capture(0)
+    assert launch(gpu, function, [a, b, c], stream=stream, current=0) == 0
+    for call in (lambda: gpu.allocate(0, 8), lambda: gpu.allocate_pinned(8)):
+        with pytest.raises(CudaError, match="an allocation while a stream is captured"):
+            call()
+    with pytest.raises(CudaError, match="a wait for a stream while a stream is captured"):
+        gpu.synchronize(0)
+    wait = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)(gpu.entries.wait)
+    assert gpu.error(wait(stream)) == "a wait for a stream that is captured"
+    graph = gpu.end_capture(0, stream)
+    assert (downloaded(gpu, a, x) == 1).all()  # it was not done
+    for _ in range(3):
+        gpu.replay(0, graph)
+    assert (downloaded(gpu, a, x) == 4).all()
+    assert gpu.begin_capture(0) == stream  # is used again
+    assert gpu.end_capture(0, stream) != graph
+    with pytest.raises(CudaError, match="the end of a capture that did not begin"):
+        gpu.end_capture(0, stream)
+    with pytest.raises(CudaError, match="is of CUDA device 0, or is freed"):
+        gpu.replay(1, graph)
+    gpu.free_graph(0, graph)
+    with pytest.raises(CudaError, match="is of CUDA device 0, or is freed"):
+        gpu.replay(0, graph)
+
+
 # ---- misuse --------------------------------------------------------------------------------------
 
 

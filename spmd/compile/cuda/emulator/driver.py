@@ -10,9 +10,7 @@ and drops what is behind it; unlike a GPU, the device can be used again after th
 from __future__ import annotations
 
 import ctypes
-import random
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -23,17 +21,16 @@ from spmd.compile.cuda.emulator.code import Kernel, load, symbols_of
 from spmd.compile.cuda.emulator.device_memory import CAPACITY, POISON, device_of
 from spmd.compile.cuda.emulator.gpu import Gpu
 from spmd.compile.cuda.emulator.layout import MOST_SHARED, Mode
+from spmd.compile.cuda.emulator.streams import Streams, Work
 from spmd.compile.cuda.launch import SHARED_WITHOUT_ASKING, Compiled, Launch
 
 ARCH = "sm_90"
 # The driver keeps 1 KiB of each block's shared memory for itself.
 _MOST_SHARED = MOST_SHARED - 1024
-# More work than this is not kept waiting.
-_LONGEST_QUEUE = 4096
 _PINNED_ALIGNMENT = 256
-# Handles of streams and functions: numbers that are neither addresses nor small.
+# Handles of streams, functions and graphs: numbers that are neither addresses nor small.
 _FIRST_STREAM, _FIRST_FUNCTION, _FIRST_MODULE = 0x5700_0000, 0x6F00_0000, 0x3D00_0000
-_FIRST_CONTEXT = 0x2B00_0000
+_FIRST_CONTEXT, _FIRST_GRAPH = 0x2B00_0000, 0x7900_0000
 # Codes of failures begin here; CUDA's own end before.
 _FIRST_CODE = 100_000
 _KEPT_FAILURES = 256
@@ -54,18 +51,6 @@ _WAIT = _CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 _DEFAULT_STREAMS = 1, 2
 
 
-class _Stream:
-    """The work of a stream that no call waited for yet, and the failures among it.
-
-    With each work stands whether it is done even if the work before it failed.
-    """
-
-    def __init__(self, device: int) -> None:
-        self.device = device
-        self.work: deque[tuple[Callable[[], object], bool]] = deque()
-        self.failure = ""
-
-
 class EmulatorDriver:
     """`driver_protocol.Driver`, by emulated GPUs. All methods may be called from any thread."""
 
@@ -77,10 +62,8 @@ class EmulatorDriver:
     ):
         self.mode: Mode = mode
         self._gpus = [Gpu(k, capacity, seed) for k in range(devices)]
-        # Those for programs, by device, then those of other libraries.
-        self._streams = [_Stream(k) for k in range(devices)]
+        self._streams = Streams(devices, seed)
         self._default_streams: dict[tuple[int, int], int] = {}
-        self._random = random.Random(seed)
         self._lock = threading.RLock()
         # By thread of the system: Python forgets its own names of native threads after each call.
         self._current: dict[int, int] = {}
@@ -92,8 +75,9 @@ class EmulatorDriver:
         self._freed: dict[int, int] = {}
         self._in_use = [0] * devices
         self._most_in_use = [0] * devices
-        # Whether work of a stream is being done: what was freed behind it is still there.
-        self._is_running = False
+        self._graphs: list[tuple[int, list[Work] | None]] = []
+        # Handles of streams for captures, by device.
+        self._idle_streams: list[list[int]] = [[] for _ in range(devices)]
         self._failures: dict[int, str] = {}
         self._codes = _FIRST_CODE
         # ctypes frees functions without a reference.
@@ -125,12 +109,13 @@ class EmulatorDriver:
         """The address of new memory of a device, full of NaN."""
         with self._lock:
             gpu = self._gpu(device)
+            self._streams.check_no_capture("an allocation")
             if nbytes < 0:
                 raise CudaError(f"allocate: {nbytes} bytes")
             try:
                 address = gpu.memory.allocate(nbytes)
             except OutOfMemoryError:
-                self._run(device)  # what is freed behind its work
+                self._streams.run(device)  # what is freed behind its work
                 address = gpu.memory.allocate(nbytes)
             self._in_use[device] += nbytes
             self._most_in_use[device] = max(self._most_in_use[device], self._in_use[device])
@@ -150,11 +135,12 @@ class EmulatorDriver:
                 memory.free(address)
                 del self._freed[address]
 
-            self._put(device, release, always=True)
+            self._streams.put(device, release, always=True)
 
     def allocate_pinned(self, nbytes: int) -> int:
         """The address of host memory, full of NaN."""
         with self._lock:
+            self._streams.check_no_capture("an allocation")
             room = np.full(nbytes + _PINNED_ALIGNMENT, POISON, np.uint8)
             address = -(-room.ctypes.data // _PINNED_ALIGNMENT) * _PINNED_ALIGNMENT
             self.pinned[address] = room
@@ -166,7 +152,7 @@ class EmulatorDriver:
             if address not in self.pinned:
                 raise CudaError(f"free_pinned: {address:#x} is no pinned memory")
             self._gpu(device)
-            self._put(device, lambda: self.release_pinned(address), always=True)
+            self._streams.put(device, lambda: self.release_pinned(address), always=True)
 
     def release_pinned(self, address: int) -> None:
         """Free host memory that no work uses any more."""
@@ -198,31 +184,20 @@ class EmulatorDriver:
         """The handle of another stream of a device, as other libraries have them."""
         with self._lock:
             self._gpu(device)
-            self._streams.append(_Stream(device))
-            return _FIRST_STREAM + len(self._streams) - 1
+            return _FIRST_STREAM + self._streams.new(device)
 
     def order(self, device: int, first: int, then: int) -> None:
         """Let work that comes into stream `then` wait for the work that is in stream `first`."""
         with self._lock:
             before, after = self._number(device, first), self._number(device, then)
-            if before == after:
-                return
-            happened: list[bool] = []
-
-            def wait() -> None:
-                while not happened:
-                    self._step(before)
-
-            self._put(before, lambda: happened.append(True), always=True)
-            self._put(after, wait, always=True)
+            self._streams.wait_for(after, self._streams.mark(before))
 
     def mark(self, device: int) -> Callable[[], bool]:
         """A function that says whether the work that is in the device's stream now has ended."""
         with self._lock:
             self._gpu(device)
-            happened: list[bool] = []
-            self._put(device, lambda: happened.append(True), always=True)
-            return lambda: bool(happened)
+            event = self._streams.mark(device)
+            return lambda: self._streams.has_happened(event)
 
     def load(self, device: int, image: Compiled) -> int:
         """The handle of a module on a device; its PTX is translated."""
@@ -262,23 +237,47 @@ class EmulatorDriver:
         """Do the work of the device's stream; raises a `CudaError` if any of it failed."""
         with self._lock:
             self._gpu(device)
-            self._wait(device)
-
-    def _wait(self, number: int) -> None:
-        """Do the work of a stream; raises a `CudaError` if any of it failed."""
-        with self._lock:
-            self._run(number)
-            stream = self._streams[number]
-            failure, stream.failure = stream.failure, ""
-        if failure:
-            raise CudaError(failure)
+            self._streams.check_no_capture("a wait for a stream")
+            self._streams.wait(device)
 
     def is_idle(self, device: int) -> bool:
         """Whether the stream has no work left; who asks again and again lets it get on."""
         with self._lock:
             self._gpu(device)
-            self._step(device)
-            return not self._streams[device].work
+            return self._streams.is_idle(device)
+
+    def begin_capture(self, device: int) -> int:
+        """The handle of a stream of the device whose work is kept, not done."""
+        with self._lock:
+            self._gpu(device)
+            idle = self._idle_streams[device]
+            stream = idle.pop() if idle else self.new_stream(device)
+            self.capture(device, stream)
+            return stream
+
+    def capture(self, device: int, stream: int) -> None:
+        """Begin a capture of a stream that has no work."""
+        self._streams.capture(self._number(device, stream))
+
+    def end_capture(self, device: int, stream: int) -> int:
+        """The handle of a graph, the work of a captured stream."""
+        with self._lock:
+            self._graphs.append((device, self._streams.end_capture(self._number(device, stream))))
+            self._idle_streams[device].append(stream)
+            return _FIRST_GRAPH + len(self._graphs) - 1
+
+    def replay(self, device: int, graph: int) -> None:
+        """Put a graph into the device's stream."""
+        with self._lock:
+            owner, works = _at(self._graphs, graph - _FIRST_GRAPH, "graph", graph)
+            if owner != device or works is None:
+                raise CudaError(f"graph {graph:#x} is of CUDA device {owner}, or is freed")
+            self._streams.replay(device, works)
+
+    def free_graph(self, device: int, graph: int) -> None:
+        """Free a graph; work that has begun goes on."""
+        with self._lock:
+            self._graphs[graph - _FIRST_GRAPH] = device, None
 
     def error(self, code: int) -> str:
         """The meaning of an error code."""
@@ -312,10 +311,10 @@ class EmulatorDriver:
                 self._functions, function - _FIRST_FUNCTION, "function", function
             )
             number = self._current_stream(stream)
-            if self._streams[number].device != device:
+            if self._streams.device_of(number) != device:
                 raise CudaError(
                     f"launch of {kernel.symbol}: it is on CUDA device {device}, "
-                    f"and the stream is of device {self._streams[number].device}"
+                    f"and the stream is of device {self._streams.device_of(number)}"
                 )
             if (grid_y, grid_z, z) != (1, 1, 1) or 0 in (grid, x, y) or more:
                 raise CudaError(
@@ -331,7 +330,7 @@ class EmulatorDriver:
             launch = Launch(grid, (x, y), shared)
             gpu = self._gpus[device]
             gpu.check(kernel, launch)
-            self._put(number, lambda: gpu.launch(kernel, launch, given))
+            self._streams.put(number, lambda: gpu.launch(kernel, launch, given))
 
         return self._coded(call)
 
@@ -341,7 +340,7 @@ class EmulatorDriver:
         )
 
     def _wait_entry(self, stream: int) -> int:
-        return self._coded(lambda: self._wait(self._current_stream(stream)))
+        return self._coded(lambda: self._streams.wait(self._current_stream(stream)))
 
     def _coded(self, call: Callable[[], None]) -> int:
         """0, or the code of the failure of a call."""
@@ -368,7 +367,7 @@ class EmulatorDriver:
         """The number of a stream, whose device must be this thread's current one."""
         current = self._current.get(threading.get_native_id())
         number = self._number(-1 if current is None else current, stream)
-        device = self._streams[number].device
+        device = self._streams.device_of(number)
         if current != device:
             raise CudaError(
                 f"a stream of CUDA device {device}, and the current device is {current}"
@@ -380,7 +379,7 @@ class EmulatorDriver:
         if stream in _DEFAULT_STREAMS:
             known = self._default_streams.get((device, stream))
             if known is None:
-                known = self.new_stream(device) - _FIRST_STREAM
+                known = self._streams.new(device)
                 self._default_streams[device, stream] = known
             return known
         number = stream - _FIRST_STREAM
@@ -398,7 +397,7 @@ class EmulatorDriver:
         memory = self._gpu(owner).memory
         view = memory.view(address, nbytes, what)
         start = memory.start_of(address)
-        if start in self._freed and not self._is_running:
+        if start in self._freed and not self._streams.is_running:
             raise CudaError(f"{what} {address:#x} of CUDA device {owner}, which is freed")
         return view.ctypes.data
 
@@ -410,36 +409,7 @@ class EmulatorDriver:
             into = self._memory(target, nbytes, "copy to")
             ctypes.memmove(into, self._memory(source, nbytes, "copy from"), nbytes)
 
-        self._put(number, move)
-
-    def _put(self, number: int, work: Callable[[], object], always: bool = False) -> None:
-        stream = self._streams[number]
-        stream.work.append((work, always))
-        if len(stream.work) > _LONGEST_QUEUE:
-            self._step(number)
-
-    def _run(self, number: int) -> None:
-        """Do all work of a stream, and of others as much as chance wants."""
-        while self._streams[number].work:
-            self._step(self._random.choice([number, *self._with_work()]))
-
-    def _with_work(self) -> list[int]:
-        return [k for k, stream in enumerate(self._streams) if stream.work]
-
-    def _step(self, number: int) -> None:
-        """Do the oldest work of a stream, which may be a wait for that of another."""
-        stream = self._streams[number]
-        if not stream.work:
-            return
-        work, _ = stream.work.popleft()
-        was_running, self._is_running = self._is_running, True
-        try:
-            work()
-        except CudaError as error:
-            stream.failure = stream.failure or error.text
-            stream.work = deque(each for each in stream.work if each[1])
-        finally:
-            self._is_running = was_running
+        self._streams.put(number, move)
 
 
 def _at(table: Sequence, index: int, kind: str, handle: int):
