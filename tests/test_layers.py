@@ -35,7 +35,7 @@ FLOORS = (
     "collectives",
     "sharding",
     "partition",
-    "compile.kernel compile.fingerprint compile.native.program.steps",
+    "compile.kernel compile.fingerprint compile.native.program.steps compile.definitions",
     "compile.expressions",
     "compile.lower",
     "compile.passes",

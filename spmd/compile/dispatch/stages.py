@@ -20,7 +20,7 @@ from spmd.base.traceback_filter import simplify
 from spmd.base.tree import TreeDef, tree_flatten
 from spmd.base.util import api_boundary, handles
 from spmd.compile.dispatch.signature import Signature, Split
-from spmd.compile.lazy import cost_model, lowering, memory_analysis, pipeline, select
+from spmd.compile.lazy import cost_model, executable, lowering, memory_analysis, pipeline, select
 from spmd.core.aval import ShapedArray, ShapeDtypeStruct, typeof
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import dce, eval_closed
@@ -162,7 +162,9 @@ class Traced(Stage):
                     "run on 'cpu', the only platform"
                 )
         report = pipeline.Report()
-        return Lowered(self, pipeline.run_passes(self.jaxpr, report), report)
+        backend = executable.backend_of(device_of(self.split.leaves))
+        final = pipeline.run_passes(self.jaxpr, report, backend.passes(pipeline.PASSES))
+        return Lowered(self, final, report)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the results from arguments of the same structure, shapes and dtypes."""

@@ -22,6 +22,7 @@ from spmd.compile.native.program.encoded import Encoded
 from spmd.compile.native.runtime.allocator import Block, alloc
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
+from spmd.core.rewriting.equations import Pass
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory
 from spmd.sharding.future import DeviceMemory
@@ -86,6 +87,13 @@ class Backend:
     ] = lambda encoded, kept, again, devices: NativeProgram(encoded, again=again)
     # Whether devices of a process read each other's memory.
     shares_work: bool = True
+    # Passes of the platform, before those of all.
+    own_passes: Callable[[], Sequence[Pass]] = lambda: ()
+
+    def passes(self, passes: Sequence[Pass]) -> Sequence[Pass]:
+        """The passes that its programs go through, where those of all are `passes`."""
+        own = self.own_passes()
+        return (*own, *passes) if own else passes
 
 
 # ---- the CPU's ---------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from spmd.compile.cuda.program import CudaProgram
 from spmd.compile.executable import cuda_reports
 from spmd.compile.executable.async_operands import deleted
 from spmd.compile.executable.backend import Backend, pointer
-from spmd.compile.lazy import cuda_assemble
+from spmd.compile.lazy import cuda_assemble, definitions
 from spmd.compile.native.program.encoded import Encoded
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
@@ -270,4 +270,5 @@ BACKEND = Backend(
     _take,
     _program,
     shares_work=False,
+    own_passes=lambda: (definitions.write_definitions,),
 )

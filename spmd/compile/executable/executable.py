@@ -357,7 +357,9 @@ def compile_jaxpr(
     """
 
     def optimise(closed: ClosedJaxpr) -> ClosedJaxpr:
-        return pipeline.run_passes(closed) if optimised is None else optimised
+        if optimised is not None:
+            return optimised
+        return pipeline.run_passes(closed, passes=backend_of(device).passes(pipeline.PASSES))
 
     return Executable(closed, optimise, donated, device)
 

@@ -168,8 +168,9 @@ class MeshExecutable(Executable):
     def passes(self) -> Sequence[Pass]:
         """The passes of its jaxpr."""
         if not self.topology.is_spread:
-            return pipeline.PASSES
-        return pipeline.PASSES_OVERLAPPED if self.topology.overlaps else pipeline.PASSES_ACROSS
+            return self.backend.passes(pipeline.PASSES)
+        across = pipeline.PASSES_OVERLAPPED if self.topology.overlaps else pipeline.PASSES_ACROSS
+        return self.backend.passes(across)
 
     def _key(self, closed: ClosedJaxpr) -> str | None:
         """The name under which the program is stored; a nameless axis goes by its number."""
@@ -197,7 +198,7 @@ class MeshExecutable(Executable):
     def _run_passes(self, closed: ClosedJaxpr) -> ClosedJaxpr:
         """The optimised jaxpr; over several processes, its schedule and origins are noted."""
         if not self.topology.is_spread:
-            return pipeline.run_passes(closed)
+            return pipeline.run_passes(closed, passes=self.passes)
         report = pipeline.Report()
         names, sizes = closed.jaxpr.arg_names, self.topology.sizes
         final = pipeline.run_passes(closed, report, self.passes)

@@ -1,0 +1,10 @@
+"""All definitions: importing this module declares them."""
+
+from spmd.compile.definitions import (  # noqa: F401  (they declare definitions)
+    factors,
+    householder,
+    jacobi,
+)
+from spmd.compile.definitions.table import write_definitions
+
+__all__ = ["write_definitions"]
