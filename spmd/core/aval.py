@@ -107,13 +107,20 @@ class ShapedArray:
 
     def update(self, **changes: Any) -> ShapedArray:
         """The same aval with some fields changed; one with another shape has no sharding."""
-        return ShapedArray(
-            changes.get("shape", self.shape),
-            changes.get("dtype", self.dtype),
-            changes.get("weak_type", self.weak_type),
-            changes.get("vma", self.vma),
-            changes.get("sharding", None if "shape" in changes else self.explicit),
-        )
+        kept = {
+            "shape": self.shape,
+            "dtype": self.dtype,
+            "weak_type": self.weak_type,
+            "vma": self.vma,
+            "sharding": None if "shape" in changes else self.explicit,
+        }
+        return ShapedArray(**(kept | changes))
+
+    def with_vma(self, vma: frozenset[Any]) -> ShapedArray:
+        """The same aval varying over other axes."""
+        if vma == self.vma:
+            return self
+        return ShapedArray(self.shape, self.dtype, self.weak_type, vma, self.explicit)
 
     def strip_weak(self) -> ShapedArray:
         return self.update(weak_type=False) if self.weak_type else self

@@ -49,9 +49,13 @@ def result_avals(
     prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]
 ) -> list[ShapedArray]:
     """The avals of a primitive's results; their `vma` is not filled in."""
-    typed = prim.vma != "given" and any(a.explicit is not None for a in avals)
+    typed = False
+    if prim.vma != "given":
+        for aval in avals:
+            if aval.explicit is not None:
+                typed = True
     given = [a.strip_sharding() for a in avals] if typed else avals
-    out = prim.rule("abstract")(*given, **params)
+    out = prim.abstract(*given, **params)
     outs = list(out) if prim.multiple else [out]
     return typed_results(prim, avals, outs, params) if typed else outs
 

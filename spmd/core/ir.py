@@ -135,14 +135,19 @@ class Jaxpr:
     def nested(self) -> frozenset[Eqn]:
         """The equations with closed jaxprs among their parameters; most programs have none."""
         if self._nested is None:
-            self._nested = frozenset([eqn for eqn in self.eqns if eqn.params and _nests(eqn)])
+            self._nested = frozenset(_with_jaxprs(self.eqns))
         return self._nested
 
     @property
     def primitives(self) -> frozenset[str]:
         """The names of its primitives, and of those in the jaxprs nested in it."""
         if self._primitives is None:
-            self._primitives = frozenset([eqn.prim.name for eqn in all_eqns(self)])
+            names = {eqn.prim.name for eqn in self.eqns}
+            for eqn in self.nested:
+                for _, inner in subjaxprs(eqn.params):
+                    body = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
+                    names |= body.primitives
+            self._primitives = frozenset(names)
         return self._primitives
 
     @property
@@ -216,12 +221,18 @@ class ClosedJaxpr:
     __repr__ = __str__
 
 
-def _nests(eqn: Eqn) -> bool:
-    for value in eqn.params.values():
-        kind = type(value)
-        if kind is ClosedJaxpr or (kind is tuple and ClosedJaxpr in map(type, value)):
-            return True
-    return False
+def _with_jaxprs(eqns: Sequence[Eqn]) -> list[Eqn]:
+    """The equations with closed jaxprs among their parameters."""
+    found = []
+    for eqn in eqns:
+        params = eqn.params
+        for name in params:
+            value = params[name]
+            kind = type(value)
+            if kind is ClosedJaxpr or (kind is tuple and ClosedJaxpr in map(type, value)):
+                found.append(eqn)
+                break
+    return found
 
 
 def subjaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:

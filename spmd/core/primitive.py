@@ -112,8 +112,8 @@ def dims(
 ) -> Dims:
     """Build a `Dims` from any sequences."""
     return Dims(
-        tuple(tuple(o) for o in operands),
-        tuple(tuple(r) for r in results),
+        tuple(map(tuple, operands)),
+        tuple(map(tuple, results)),
         reduces,
         frozenset(whole),
     )

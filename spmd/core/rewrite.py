@@ -184,7 +184,10 @@ def dce(jaxpr: Jaxpr, used_outs: Sequence[bool]) -> tuple[Jaxpr, list[bool]]:
     live: set[Any] = set(outvars)  # literals among them do no harm
     kept: list[Eqn] = []
     for eqn in reversed(jaxpr.eqns):
-        if eqn.effects or not live.isdisjoint(eqn.outvars):
+        is_live = bool(eqn.effects)
+        for v in eqn.outvars:
+            is_live = is_live or v in live
+        if is_live:
             kept.append(eqn)
             live.update(eqn.invars)
     smaller = jaxpr.replace(eqns=kept[::-1], outvars=outvars)

@@ -45,11 +45,11 @@ class Debug:
 NO_DEBUG = Debug()
 
 
-# The entries of `process_again`, by the types of operands: the types of results, the effects, and
-# the axes over which operands have to vary, unless they all do.
+# The entries of `process_again`, by the types of operands: the types of results, the effects, the
+# axes over which operands have to vary, and which operands do not yet.
 Known = dict[
     tuple[ShapedArray, ...],
-    tuple[tuple[ShapedArray, ...], frozenset[str], frozenset[Any] | None],
+    tuple[tuple[ShapedArray, ...], frozenset[str], frozenset[Any], tuple[int, ...]],
 ]
 
 
@@ -130,17 +130,19 @@ class JaxprTrace(Trace):
                 plain = False
         if plain:
             out: Any = prim.abstract(*avals, **params) if params else _abstract(prim, avals)
-            if prim.is_plain:
-                var = Var(out)
-                self.eqns.append(Eqn(prim, invars, (var,), params, NO_EFFECTS, source))
-                return JaxprTracer(self, out, var)
             outs = list(out) if prim.multiple else [out]
         else:
             if prim.vma == "union":
-                invars = self._atoms(self._align_vma(operands, avals))
+                aligned = self._align_vma(operands, avals)
+                if aligned is not operands:
+                    invars = self._atoms(aligned)
             outs = result_avals(prim, avals, params)
-        if prim.vma != "given":
+        if prim.vma != "given" and not (plain and prim.vma == "union"):
             outs = self._with_vma(prim, avals, outs, params)
+        if prim.is_plain:
+            var = Var(outs[0])
+            self.eqns.append(Eqn(prim, invars, (var,), params, NO_EFFECTS, source))
+            return JaxprTracer(self, var.aval, var)
         outvars = tuple([Var(a) for a in outs])
         self.eqns.append(Eqn(prim, invars, outvars, params, prim.effects(params), source))
         tracers = [JaxprTracer(self, v.aval, v) for v in outvars]
@@ -160,14 +162,17 @@ class JaxprTrace(Trace):
             out = self.process(prim, operands, params)
             outs = list(out) if prim.multiple else [out]
             types = tuple([x.aval for x in outs])
-            if prim.vma == "union" and not any(a.explicit for a in (*avals, *types)):
-                union = NO_AXES.union(*(a.vma for a in avals))
-                cast = any(a.vma != union for a in avals)
-                known[avals] = types, prim.effects(params), union if cast else None
+            if prim.vma == "union" and not any([a.explicit for a in (*avals, *types)]):
+                union = NO_AXES.union(*[a.vma for a in avals])
+                casts = tuple([k for k, a in enumerate(avals) if a.vma != union])
+                known[avals] = types, prim.effects(params), union, casts
             return outs
-        types, effects, union = found
-        if union is not None:
-            operands = self._varying(operands, union)
+        types, effects, union, casts = found
+        if casts:
+            operands = list(operands)
+            for k in casts:
+                if isinstance(x := operands[k], Tracer):
+                    operands[k] = cast_to_vma(x, union, avals[k].vma)
         invars, source = self._atoms(operands), state.source or current_source(3)
         if len(types) == 1:
             var = Var(types[0])
@@ -186,24 +191,30 @@ class JaxprTrace(Trace):
             ]
         )
 
-    def _align_vma(self, operands: Sequence[Any], avals: Sequence[ShapedArray]) -> list[Any]:
+    def _align_vma(self, operands: Sequence[Any], avals: Sequence[ShapedArray]) -> Sequence[Any]:
         """Cast traced operands to vary over the same axes, so that transposing sums them back."""
-        union = NO_AXES.union(*(a.vma for a in avals))
-        if any(a.explicit is not None for a in avals):
-            union, operands = align_sums(union, operands, avals)
-        return self._varying(operands, union)
-
-    def _varying(self, operands: Sequence[Any], axes: frozenset[Any]) -> list[Any]:
-        """The operands, of which traced ones are cast to vary over all of some axes."""
-        return [cast_to_vma(x, axes, x.aval.vma) if isinstance(x, Tracer) else x for x in operands]
+        union = NO_AXES.union(*[a.vma for a in avals])
+        for aval in avals:
+            if aval.explicit is not None:
+                union, operands = align_sums(union, operands, avals)
+                break
+        else:
+            if all([a.vma == union for a in avals]):
+                return operands
+        return [
+            cast_to_vma(x, union, x.aval.vma)
+            if isinstance(x, Tracer) and x.aval.vma != union
+            else x
+            for x in operands
+        ]
 
     def _with_vma(
         self, prim: Primitive, avals: Sequence[ShapedArray], outs: list[ShapedArray], params: Any
     ) -> list[ShapedArray]:
         if callable(prim.vma):
-            return [a.update(vma=frozenset(prim.vma(avals, params))) for a in outs]
-        union = NO_AXES.union(*(a.vma for a in avals)) if avals else NO_AXES
-        return [a.update(vma=union) for a in outs] if union else outs
+            return [a.with_vma(frozenset(prim.vma(avals, params))) for a in outs]
+        union = NO_AXES.union(*[a.vma for a in avals]) if avals else NO_AXES
+        return [a.with_vma(union) for a in outs] if union else outs
 
     def to_jaxpr(self, outs: Sequence[Any]) -> ClosedJaxpr:
         """Close the trace: the jaxpr whose outputs are `outs`.
@@ -214,10 +225,10 @@ class JaxprTrace(Trace):
             self.touches.restore()
             self.touches.check(self.debug.name, self.debug.reads)
         outvars = [self.atom(x) for x in outs]
-        used: set[Any] = {v for v in outvars}
-        for eqn in self.eqns:
-            used.update(eqn.invars)
-        consts = [(v, t._var) for _, t, v in self.consts.values() if t._var in used]
+        consts: list[tuple[Any, Var]] = []
+        if self.consts:
+            used: set[Any] = {*outvars, *[a for eqn in self.eqns for a in eqn.invars]}
+            consts = [(v, t._var) for _, t, v in self.consts.values() if t._var in used]
         names = self.debug.name, self.debug.arg_names
         jaxpr = Jaxpr([v for _, v in consts], self.invars, self.eqns, outvars, *names)
         return ClosedJaxpr(jaxpr, [c for c, _ in consts])

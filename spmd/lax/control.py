@@ -94,6 +94,8 @@ def _carry_type(given: ShapedArray, returned: ShapedArray) -> ShapedArray:
 
     A Python number adapts: `total = 0` that grows by floats starts as a float.
     """
+    if given is returned:
+        return given
     weak, vma = given.weak_type and returned.weak_type, given.vma | returned.vma
     given = given.update(sharding=joined_sharding([given, returned]) or given.explicit)
     if given.weak_type and given.dtype != returned.dtype:
@@ -108,6 +110,8 @@ def _check_carry(
     what: str, tree: TreeDef, ins: Sequence[ShapedArray], outs: Sequence[ShapedArray], inside: Any
 ) -> None:
     """Raise an error if a loop body's output carry has not the type of its input carry."""
+    if all([i is o for i, o in zip(ins, outs, strict=True)]):
+        return
     paths = leaf_paths(tree_unflatten(tree, list(range(len(ins)))))
     outer = "" if inside is None else f"[{inside}]"
     wrong = [

@@ -147,6 +147,10 @@ def _unroll(unroll: int | bool, length: int) -> int:
 
 
 def _length(xs: Any, xs_flat: Sequence[Any], length: int | None) -> int:
+    shapes = [typeof(x).shape for x in xs_flat]
+    firsts = {shape[:1] for shape in shapes}
+    if len(firsts) == 1 and shapes[0] and length in (None, shapes[0][0]):
+        return shapes[0][0]
     sizes: dict[int, str] = {}
     for path, x in zip(leaf_paths(xs), xs_flat, strict=True):
         shape = typeof(x).shape
@@ -173,9 +177,10 @@ def _length(xs: Any, xs_flat: Sequence[Any], length: int | None) -> int:
 
 def _check_not_split(what: str, xs: Any, xs_flat: Sequence[Any]) -> None:
     """Raise if a type says that devices hold different iterations, all of which each runs."""
-    for path, x in zip(leaf_paths(xs), xs_flat, strict=True):
+    for k, x in enumerate(xs_flat):
         sharding = typeof(x).explicit
         if sharding is not None and sharding.spec[0] is not None:
+            path = leaf_paths(xs)[k]
             raise ShardingTypeError(
                 f"{current_source()}: {what}: dim 0 of xs{path} ({typeof(x).short()}), over which "
                 f"the loop runs, is split over {sharding.spec[0]!r} and must be whole; reshard it"

@@ -27,9 +27,13 @@ def added_up(jaxpr: Jaxpr, uses: Mapping[Var, int]) -> list[list[int]]:
     """
     found: dict[Var, list[int]] = {}  # the terms of the sum to which a variable belongs
     sums: list[list[int]] = []
-    for k in range(len(jaxpr.eqns) - 1, -1, -1):
-        eqn = jaxpr.eqns[k]
-        terms = found.get(eqn.outvars[0]) if eqn.outvars else None
+    k = len(jaxpr.eqns)
+    for eqn in reversed(jaxpr.eqns):
+        k -= 1
+        terms = None
+        for made in eqn.outvars[:1]:
+            if made in found:
+                terms = found[made]
         if eqn.prim not in _KEEPS:
             if terms is not None:
                 terms.append(k)
@@ -93,8 +97,12 @@ def _readers(jaxpr: Jaxpr) -> dict[Var, list[int]]:
     found: dict[Var, list[int]] = {}
     for k, eqn in enumerate(jaxpr.eqns):
         for atom in eqn.invars:
-            if isinstance(atom, Var):
-                found.setdefault(atom, []).append(k)
+            if type(atom) is not Var:
+                continue
+            if atom in found:
+                found[atom].append(k)
+            else:
+                found[atom] = [k]
     for k, atom in enumerate(jaxpr.outvars):
         if isinstance(atom, Var):
             found.setdefault(atom, []).append(-1 - k)

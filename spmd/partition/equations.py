@@ -106,11 +106,10 @@ def _on_parts(
     cells: Sequence[Cell],
     sizes: Sizes,
 ) -> list[Value]:
-    forms, parts = way.forms, []
-    for k, x in enumerate(operands):
-        form = forms[k]
-        is_there = form in x.forms and x.read_at is None
-        parts.append(x.forms[form] if is_there else x.read(form[0], sizes))
+    parts = [
+        x.forms[form] if form in x.forms and x.read_at is None else x.read(form[0], sizes)
+        for x, form in zip(operands, way.forms, strict=True)
+    ]
     if way.over and cells[0].sum is not None:
         cells[0].sum.made(way.over)
     for k, cell in enumerate(cells):
@@ -124,7 +123,9 @@ def _on_parts(
         outs = bound(eqn, rule, parts, way.splits, sizes, way.axes)
     else:
         return _reduced(eqn, rule, way, operands[0], parts, cells, sizes)
-    made = [Value(cell, {way.made[k]: outs[k]}) for k, cell in enumerate(cells)]
+    made = []
+    for k, cell in enumerate(cells):
+        made.append(Value(cell, {way.made[k]: outs[k]}))
     if eqn.prim is broadcast_in_dim_p:
         made[0].is_zero = operands[0].is_zero
     elif eqn.prim in _RENAMES and type(eqn.invars[0]) is Var:

@@ -117,10 +117,12 @@ class Window:
 
 def windows_of(eqn: Eqn) -> Windows:
     """The dims of which windows are read, that halos may split, each with its operands' windows."""
-    out = eqn.outvars[0].aval.shape if eqn.prim in _WINDOWS else ()
     find = _WINDOWS.get(eqn.prim)
-    if find is None or eqn.prim is concatenate_p:
-        return {} if find is None else find(eqn, out)
+    if find is None:
+        return {}
+    out = eqn.outvars[0].aval.shape
+    if eqn.prim is concatenate_p:
+        return find(eqn, out)
     found = find(eqn, eqn.invars[0].aval.shape, out)
     shifts = eqn.prim in (pad_p, slice_p)
     return {
@@ -137,13 +139,13 @@ def are_far(windows: Mapping[int, Window]) -> bool:
 
 def halo_rule(found: Dims, windows: Windows) -> Dims:
     """The rule of an equation, with labels for the dims that halos may split."""
+    if not windows:
+        return found
     operands, result = list(map(list, found.operands)), list(found.results[0])
     for d, by_operand in windows.items():
         for k, window in by_operand.items():
             read_by = operands[1] if window.is_summed else result
             operands[k][d] = read_by[window.result_dim] = HALO + d
-    if not windows:
-        return found
     results = (tuple(result), *found.results[1:])
     return replace(found, operands=tuple(map(tuple, operands)), results=results)
 

@@ -8,6 +8,7 @@ have to be split alike.
 from __future__ import annotations
 
 from operator import attrgetter
+from types import NoneType
 from typing import Any, TypeVar
 
 from spmd.base.config import config
@@ -21,7 +22,8 @@ from spmd.partition.strategies.sorting import SORTED
 T = TypeVar("T")
 
 # For each label: the dims that have it, as numbers of a cell (operands, then results) and a dim.
-Groups = tuple[tuple[tuple[int, int], ...], ...]
+Group = tuple[tuple[int, int], ...]
+Groups = tuple[Group, ...]
 
 # A dim, by its numbers, that takes axes from another, and what links offer where cells are laid out
 # like this.
@@ -30,7 +32,7 @@ Offers = dict[Any, list[Offer]]
 
 # How many kinds are kept, and of each for how many layouts how it runs.
 _MOST = 4096
-_MOST_WAYS = 64
+MOST_WAYS = 64
 _MOST_GRIDS = 16
 
 
@@ -47,16 +49,16 @@ class Kind:
     def __init__(self, prim: Primitive, rule: Dims | None, windows: Windows | None = None):
         self.rule = rule
         self.windows: Windows = windows or {}
-        self.level = RENAMES if rule is None else level_of(prim, rule)
-        self.groups: Groups = () if rule is None else _groups(prim, rule)
         self.is_elementwise = rule is not None and is_row_by_row(rule)
+        self.level = RENAMES if rule is None else level_of(prim, self.is_elementwise)
+        self.groups: Groups = () if rule is None else _groups(prim, rule)
         self.ways: dict[Any, Any] = {}
         self.offers: dict[Any, Offers] = {}
 
     def offers_over(self, grid: Any) -> Offers:
         """The offers of links of this kind over a mesh, for which `grid` stands."""
         found = self.offers.get(grid)
-        if found is None or len(found) >= _MOST_WAYS:
+        if found is None:
             if len(self.offers) >= _MOST_GRIDS:
                 self.offers.clear()
             found = self.offers[grid] = {}
@@ -64,7 +66,7 @@ class Kind:
 
     def keep(self, key: Any, way: T) -> T:
         """Keep how the equations run on parts laid out like this."""
-        if len(self.ways) >= _MOST_WAYS:
+        if len(self.ways) >= MOST_WAYS:
             self.ways.clear()
         self.ways[key] = way
         return way
@@ -96,6 +98,8 @@ def kind_of(eqn: Eqn) -> Kind:
 
 
 _kinds: dict[Any, Kind] = {}
+# The types of parameters that hold nothing else.
+_VALUES = frozenset((bool, int, float, str, NoneType))
 _aval_of = attrgetter("aval")
 
 
@@ -109,8 +113,11 @@ def _may_be_kept(prim: Primitive, params: dict[str, Any]) -> bool:
     """Whether no program, function or array of a user's would be kept alive."""
     if not prim.is_own or prim.effects is not no_effects:
         return False
-    held = [x for v in params.values() for x in (v if isinstance(v, tuple) else (v,))]
-    return not any(isinstance(x, ClosedJaxpr) or callable(x) for x in held)
+    for value in params.values():
+        for x in value if type(value) is tuple else (value,):
+            if type(x) not in _VALUES and (isinstance(x, ClosedJaxpr) or callable(x)):
+                return False
+    return True
 
 
 def _groups(prim: Primitive, rule: Dims) -> Groups:
@@ -120,14 +127,14 @@ def _groups(prim: Primitive, rule: Dims) -> Groups:
     Where rows of a table are looked up, the split of the indices comes first: it is that of data,
     on which the rest of a program works, and tables are gathered, as weights are.
     """
-    found: dict[int, list[tuple[int, int]]] = {}
+    found: dict[int, Group] = {}
     for k, labels in enumerate((*rule.operands, *rule.results)):
         for d, label in enumerate(labels):
             if label in found:
-                found[label].append((k, d))
-            elif may_split(rule, label) and label != SORTED:
-                found[label] = [(k, d)]
-    groups = list(map(tuple, found.values()))
+                found[label] += ((k, d),)
+            elif label != SORTED and may_split(rule, label):
+                found[label] = ((k, d),)
+    groups = list(found.values())
     if prim in INDEXING:
         groups.sort(key=lambda group: all(k != 1 for k, _ in group))
     return tuple(groups)

@@ -70,12 +70,14 @@ class _Merged(Merging):
         Each reader has its own, laid out as it is wanted there, and the readers may be equal.
         """
         free = self.free
-        is_kept = eqn.prim is broadcast_in_dim_p or (
-            all([a in free or type(a) is Literal for a in eqn.invars]) and not _shrinks(eqn)
-        )
-        if is_kept:
-            free.update(eqn.outvars)
-        return is_kept
+        if eqn.prim is not broadcast_in_dim_p:
+            for a in eqn.invars:
+                if type(a) is not Literal and a not in free:
+                    return False
+            if _shrinks(eqn):
+                return False
+        free.update(eqn.outvars)
+        return True
 
     def is_equal(self, eqn: Eqn, first: Eqn) -> bool:
         """Whether two equations are the same one, of the same types."""

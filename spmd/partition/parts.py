@@ -43,7 +43,9 @@ Writer = Callable[[Eqn, Sequence[Any], dict[str, Any]], list[Any]]
 
 def split_by(labels: Sequence[int], axes: Mapping[int, Axes]) -> Split:
     """The axes that split each of some dims, from those of their labels."""
-    return tuple([axes.get(label, ()) for label in labels])
+    if not axes:
+        return ((),) * len(labels)
+    return tuple([axes[label] if label in axes else () for label in labels])
 
 
 def bound(
@@ -96,8 +98,11 @@ def writer_of(
             return None
         part = part_shape(new, split, sizes)
         return lambda eqn, parts, params: [reshaped(parts[0], old, new, split, part, sizes)]
-    labels = {label for own in rule.operands for label in own if HALO <= label < ROWS}
-    halos = {label - HALO: axes[label] for label in sorted(labels) if axes.get(label)}
+    labels = [label for label in sorted(axes) if label >= HALO and axes[label]]
+    if not labels:
+        return None
+    read = {label for own in rule.operands for label in own}
+    halos = {label - HALO: axes[label] for label in labels if label < ROWS and label in read}
     rows = split_rows(rule, axes)
     if halos and prim is concatenate_p:
         return lambda eqn, parts, params: [write_concatenation(eqn, parts, halos, sizes)]

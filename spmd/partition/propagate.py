@@ -29,7 +29,7 @@ from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import while_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.partition.accumulating import added_up, addends
-from spmd.partition.kinds import Groups, Kind, Offer, Offers, kind_of
+from spmd.partition.kinds import MOST_WAYS, Groups, Kind, Offer, Offers, kind_of
 from spmd.partition.rules import CHANGES_RANK, CONTRACTS, LEVELS, RENAMES
 from spmd.partition.strategies.rolling import rolls_of
 from spmd.sharding.abstract_mesh import AxisType
@@ -115,8 +115,9 @@ class Cell:
         """Say which axes split a dim, whatever was said before."""
         if axes:
             self.is_split = True
-        self.axes = _with(self.axes, d, axes)
-        self.by = _with(self.by, d, by)
+        have, said = self.axes, self.by
+        self.axes = (*have[:d], axes, *have[d + 1 :])
+        self.by = (*said[:d], by, *said[d + 1 :])
         for link in self.links:
             link.is_behind = True
 
@@ -144,10 +145,13 @@ class Cell:
             return False
         if self.barred and not self.barred.isdisjoint(axes[len(have) :]):
             return False
-        for k, own in enumerate(self.axes):
-            if own and k != d and not set(own).isdisjoint(axes):
-                return False
-        if not uneven and self.shape[d] % math.prod([sizes[a] for a in axes]):
+        count = 1
+        for a in axes:
+            count *= sizes[a]
+            for k, own in enumerate(self.axes):
+                if own and k != d and a in own:
+                    return False
+        if not uneven and self.shape[d] % count:
             return False
         self.put(d, axes, by)
         return True
@@ -212,14 +216,13 @@ class Link:
         self.queued = False
         self.is_behind = False
         for cell in cells:
-            cell.links.append(self)
+            if cell.axes:  # a value without dims tells nothing
+                cell.links.append(self)
             if cell.is_split:
                 self.is_behind = True
 
     def spread(self, sizes: Mapping[Any, int]) -> Sequence[Cell]:
         """Offer the axes of each label to all dims that have it; the cells that changed."""
-        if not self.is_behind:
-            return ()
         cells, known = self.cells, self.known
         if known is None:
             return [cells[k] for k, _, _, _ in self._offers(sizes)]
@@ -229,6 +232,8 @@ class Link:
             offers = self._offers(sizes)
             # Cells that are there twice are not two cells that are laid out alike.
             if len(set(cells)) == len(cells):
+                if len(known) >= MOST_WAYS:
+                    known.clear()
                 known[key] = offers
             return [cells[k] for k, _, _, _ in offers]
         for k, d, axes, (n, m) in offers:
@@ -240,32 +245,34 @@ class Link:
         """Make all offers; those that were taken."""
         cells, taken = self.cells, []
         for group in self.groups:
-            axes = _agreed(cells, group)
-            if not axes:
+            first = _agreed(cells, group)
+            if first is None:
                 continue
-            first: tuple[int, int] | None = None
+            axes, by = cells[first[0]].axes[first[1]], cells[first[0]].by[first[1]]
             for k, d in group:
                 cell = cells[k]
-                if not cell.closed[d] and len(cell.axes[d]) < len(axes):
-                    first = first or next(at for at in group if cells[at[0]].axes[at[1]] == axes)
-                    if cell.offer(d, axes, sizes, cells[first[0]].by[first[1]]):
-                        taken.append((k, d, axes, first))
+                shorter = not cell.closed[d] and cell.axes[d] != axes
+                if shorter and cell.offer(d, axes, sizes, by):
+                    taken.append((k, d, axes, first))
         # There is more to do at once only if a cell has dims of two labels.
         self.is_behind = bool(taken) and len(set(cells)) < len(cells)
         return taken
 
 
-def _agreed(cells: Sequence[Cell], group: Sequence[tuple[int, int]]) -> Axes:
-    """The longest of some dims' axes if all others begin it, else none: a conflict stays open."""
-    longest: Axes = ()
+def _agreed(cells: Sequence[Cell], group: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """The first dim with the most axes, if all others' begin these: else a conflict stays open.
+
+    None, too, if no dim has any.
+    """
+    longest, first = (), None
     for k, d in group:
         axes = cells[k].axes[d]
         if axes is longest or not axes or axes == longest[: len(axes)]:
             continue
         if axes[: len(longest)] != longest:
-            return ()
-        longest = axes
-    return longest
+            return None
+        longest, first = axes, (k, d)
+    return first
 
 
 class ShardLink(Link):
@@ -305,6 +312,7 @@ class CallbackLink(Link):
     ):
         super().__init__([*operands, *results], (), CONTRACTS)
         self.operands, self.results = operands, results
+        self.is_behind = True
         self.tell = tell
         self.seen: list[Split] | None = None
 
@@ -372,10 +380,10 @@ class Scope:
 
 def _uses(jaxpr: Jaxpr) -> dict[Var, int]:
     found: dict[Var, int] = {}
-    for atoms in (*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars):
+    for atoms in (*[eqn.invars for eqn in jaxpr.eqns], jaxpr.outvars):
         for atom in atoms:
             if type(atom) is Var:
-                found[atom] = found.get(atom, 0) + 1
+                found[atom] = found[atom] + 1 if atom in found else 1
     return found
 
 
@@ -405,8 +413,20 @@ class Plan:
             cells[var] = self._constant(var, value)
         scope = Scope(closed, cells, self.mesh, self.sizes)
         self.scopes.append(scope)
+        rolls, links, kinds, grid = scope.rolls, self.links, scope.kinds, self.grid
         for k, eqn in enumerate(jaxpr.eqns):
-            self._equation(scope, k, eqn)
+            if k in rolls or eqn.prim in _STRUCTURAL:
+                self._equation(scope, k, eqn)
+                continue
+            kind = kinds[k] = kind_of(eqn)
+            for var in eqn.outvars:
+                cells[var] = Cell(var.aval)
+            if kind.groups:
+                atoms = (*eqn.invars, *eqn.outvars)
+                given = [cells[a] if type(a) is Var else Cell(a.aval) for a in atoms]
+                offers = kind.offers
+                known = offers[grid] if grid in offers else kind.offers_over(grid)
+                links.append(Link(given, kind.groups, kind.level, known))
         return scope
 
     def _constant(self, var: Var, value: Any) -> Cell:
@@ -422,6 +442,7 @@ class Plan:
         return self.placed[id(value)][1]
 
     def _equation(self, scope: Scope, k: int, eqn: Eqn) -> None:
+        """An equation that is no matter of its rule alone: control flow, a map, a roll."""
         cells = scope.cells
         if k in scope.rolls:
             roll, made = scope.rolls[k], self._new(scope, eqn)
@@ -429,16 +450,7 @@ class Plan:
                 self.same(made[0], cells[roll.operand])
             return
         given = [cells[a] if type(a) is Var else Cell(a.aval) for a in eqn.invars]
-        build = _STRUCTURAL.get(eqn.prim)
-        if build is not None:
-            build(self, scope, k, eqn, given)
-            return
-        for var in eqn.outvars:
-            cell = cells[var] = Cell(var.aval)
-            given.append(cell)
-        kind = scope.kinds[k] = kind_of(eqn)
-        if kind.rule is not None:
-            self.links.append(Link(given, kind.groups, kind.level, kind.offers_over(self.grid)))
+        _STRUCTURAL[eqn.prim](self, scope, k, eqn, given)
 
     def _new(self, scope: Scope, eqn: Eqn) -> list[Cell]:
         made = [Cell(v.aval) for v in eqn.outvars]
@@ -627,12 +639,14 @@ class Plan:
         """
         queues: list[deque[Link]] = [deque() for _ in range(LEVELS)]
         for level in range(LEVELS):
-            queues[level].extend(link for link in self.links if link.level == level)
+            queues[level].extend([link for link in self.links if link.level == level])
             for link in queues[level]:
                 link.queued = True
             while queue := queues[RENAMES] or queues[CHANGES_RANK] or queues[CONTRACTS]:
                 link = queue.popleft()
                 link.queued = False
+                if not link.is_behind:
+                    continue
                 for cell in link.spread(self.sizes):
                     for other in cell.links:
                         if other.level <= level and not other.queued:

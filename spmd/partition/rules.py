@@ -125,11 +125,11 @@ def called_jaxpr(eqn: Eqn) -> ClosedJaxpr | None:
     return None if eqn.prim in KEPT and eqn.prim.inline is None else eqn.stands_for()
 
 
-def level_of(prim: Primitive, rule: Dims) -> int:
+def level_of(prim: Primitive, is_elementwise: bool) -> int:
     """The level above at which propagation takes an equation."""
     if prim in _CONTRACTS:
         return CONTRACTS
-    return RENAMES if prim in _RENAMES or is_row_by_row(rule) else CHANGES_RANK
+    return RENAMES if is_elementwise or prim in _RENAMES else CHANGES_RANK
 
 
 def may_split(rule: Dims, label: int) -> bool:
@@ -167,7 +167,14 @@ def may_be_uneven(prim: Primitive, rule: Dims, label: int) -> bool:
 
 def is_row_by_row(rule: Dims) -> bool:
     """Whether all operands and results have the same dims, as where elements are independent."""
-    return len({labels for labels in (*rule.operands, *rule.results) if labels}) == 1
+    first = None
+    for labels in (*rule.operands, *rule.results):
+        if not labels or labels == first:
+            continue
+        if first is not None:
+            return False
+        first = labels
+    return first is not None
 
 
 def _reshape_rule(old: Shape, new: Shape) -> Dims:

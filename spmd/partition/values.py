@@ -8,7 +8,6 @@ backward pass does not hold all weights that the forward pass gathered.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -247,13 +246,21 @@ class Origin:
 
 def part_shape(shape: Sequence[int], split: Split, sizes: Sizes) -> tuple[int, ...]:
     """The shape of one device's part: where a dim does not divide, that of the first device's."""
-    pairs = zip(shape, split, strict=True)
-    return tuple(-(-size // math.prod(sizes[a] for a in axes)) for size, axes in pairs)
+    parts = []
+    for size, axes in zip(shape, split, strict=True):
+        count = 1
+        for a in axes:
+            count *= sizes[a]
+        parts.append(-(-size // count))
+    return tuple(parts)
 
 
 def total_form(split: Split) -> Form:
     """The form of a value that is not partial."""
     return split, (), ""
+
+
+_TOTAL_SCALAR = total_form(())
 
 
 def form_of(cell: Cell, split: Split) -> Form:
@@ -283,6 +290,6 @@ def unsplit(cell: Cell) -> Split:
 
 def literal(atom: Literal) -> Value:
     """The value of a literal."""
-    value = whole(Cell(atom.aval), atom.val)
-    value.is_zero = not atom.aval.ndim and atom.val == 0
-    return value
+    aval = atom.aval
+    form = _TOTAL_SCALAR if not aval.ndim else total_form(((),) * aval.ndim)
+    return Value(Cell(aval), {form: atom.val}, not aval.ndim and atom.val == 0)

@@ -5,8 +5,7 @@ A way serves all equations of a kind whose operands and results are laid out ali
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -54,11 +53,10 @@ class Way:
         self.axes = axes = _chosen(eqn, kind, rule, operands, cells, sizes)
         self.forms = [total_form(split_by(labels, axes)) for labels in rule.operands]
         self.splits = [split_by(labels, axes) for labels in rule.results]
-        shared = {label for labels in rule.results for label in labels}
-        self.over: Axes = tuple(a for n, own in axes.items() if n not in shared for a in own)
+        lacking = [_lacking(axes, labels) for labels in rule.results]
+        self.over: Axes = tuple([a for a in lacking[0] if all([a in own for own in lacking])])
         self.made = [
-            _form(rule, split, tuple(a for n, own in axes.items() if n not in labels for a in own))
-            for split, labels in zip(self.splits, rule.results, strict=True)
+            _form(rule, split, own) for split, own in zip(self.splits, lacking, strict=True)
         ]
         self.is_plain = self._is_plain(eqn, rule, sizes)
         # The parameters that are other ones on parts: sizes.
@@ -91,6 +89,15 @@ class Way:
         return found if eqn.prim.multiple else [found]
 
 
+def _lacking(axes: Mapping[int, Axes], labels: Sequence[int]) -> Axes:
+    """The axes that split the dims of other labels."""
+    lacking: Axes = ()
+    for label in axes:
+        if label not in labels:
+            lacking += axes[label]
+    return lacking
+
+
 def _form(rule: Dims, split: Split, over: Axes) -> Form:
     """The form of a result that lacks the dims that the axes `over` split."""
     is_term = over and rule.reduces not in (None, "pick")
@@ -121,7 +128,7 @@ def _chosen(
         terms=cells[0].terms if cells else (),
         share=cells[0].sum.share if cells and cells[0].sum is not None else {},
         windows=kind.windows,
-        edge=any(cell.edge for cell in cells),
+        edge=any([cell.edge for cell in cells]),
         free=[x.axes_whole() for x in operands],
         inside=partial(_INSIDE[eqn.prim], eqn) if eqn.prim in _INSIDE else None,
     ).axes()
@@ -134,25 +141,34 @@ def agreed_axes(rule: Dims, cells: Sequence[Cell], sizes: Sizes) -> dict[int, Ax
     """
     sides = list(zip((*rule.operands, *rule.results), cells, strict=True))
     found: dict[int, Axes] = {}
-    used: list[Any] = []
+    used: Axes = ()
     for labels, cell in sides:
-        for d, axes in enumerate(cell.axes):
-            label = labels[d]
+        if not cell.is_split:
+            continue
+        for label, axes in zip(labels, cell.axes, strict=False):
             if not axes or label in found:
                 continue
-            if not 0 <= label < HALO or label in rule.whole or not sizes.keys() >= set(axes):
+            if not 0 <= label < HALO or label in rule.whole:
                 return None
             found[label] = axes
-            used += axes
-    if len(set(used)) < len(used):
-        return None
-    if any(label not in labels for labels in rule.results for label in found):
-        return None
+            for a in axes:
+                if a in used or a not in sizes:
+                    return None
+                used += (a,)
+    if not found:
+        return found
+    for labels in rule.results:
+        for label in found:
+            if label not in labels:
+                return None
     for labels, cell in sides:
         for d, axes in enumerate(cell.axes):
-            if axes != found.get(labels[d], ()):
+            count, label = 1, labels[d]
+            if axes != (found[label] if label in found else ()):
                 return None
-            if axes and cell.shape[d] % math.prod([sizes[a] for a in axes]):
+            for a in axes:
+                count *= sizes[a]
+            if cell.shape[d] % count:
                 return None
     return found
 
@@ -160,8 +176,10 @@ def agreed_axes(rule: Dims, cells: Sequence[Cell], sizes: Sizes) -> dict[int, Ax
 def _closed_labels(rule: Dims, cells: Sequence[Cell]) -> frozenset[int]:
     """The labels of those dims of results that have to be split as their cells say."""
     return frozenset(
-        label
-        for cell, labels in zip(cells, rule.results, strict=True)
-        for label, closed in zip(labels, cell.closed, strict=True)
-        if closed
+        [
+            label
+            for cell, labels in zip(cells, rule.results, strict=True)
+            for label, closed in zip(labels, cell.closed, strict=True)
+            if closed
+        ]
     )

@@ -206,7 +206,8 @@ class _Writer:
         env: dict[Var, Value] = dict(zip(jaxpr.invars, given, strict=True))
         for var, value in zip(jaxpr.constvars, scope.closed.consts, strict=True):
             env[var] = self.placed.get(id(value)) or whole(scope.cells[var], value)
-        uses, rolls = scope.uses, scope.rolls
+        uses, rolls, cells, kinds = scope.uses, scope.rolls, scope.cells, scope.kinds
+        sizes, grid = scope.sizes, scope.grid
         for var, value in env.items():
             value.uses = max(value.uses, uses.get(var, 0))
 
@@ -220,25 +221,27 @@ class _Writer:
                         env[eqn.outvars[0]] = out = _rolled(scope, eqn, roll, env[roll.operand])
                         out.uses = uses.get(eqn.outvars[0], 0)
                     continue
-                operands = [literal(a) if isinstance(a, Literal) else env[a] for a in eqn.invars]
+                operands = [
+                    env[a] if type(a) is Var else literal(a)  # type: ignore[arg-type]
+                    for a in eqn.invars
+                ]
                 self.now += 1
                 for x in operands:
                     if x.read_at is not None:
                         x.let_go(self.now)
-                outs = self._equation(scope, k, eqn, operands)
-                for n, var in enumerate(eqn.outvars):
+                if here.watch is not None:
+                    here.watch.eqn = eqn
+                if eqn.prim in STRUCTURAL:
+                    write = STRUCTURAL[eqn.prim]
+                    outs = write(self.run, scope, k, eqn, operands, scope.sizes)
+                else:
+                    made_as = [cells[v] for v in eqn.outvars]
+                    outs = write_equation(eqn, kinds[k], operands, made_as, sizes, grid)
+                n = 0
+                for var in eqn.outvars:
                     env[var] = out = outs[n]
-                    out.uses = uses.get(var, 0)
+                    out.uses = uses[var] if var in uses else 0
+                    n += 1
         finally:
             state.source = before
         return [literal(a) if isinstance(a, Literal) else env[a] for a in jaxpr.outvars]
-
-    def _equation(self, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value]) -> list[Value]:
-        special = STRUCTURAL.get(eqn.prim)
-        if here.watch is not None:
-            here.watch.eqn = eqn
-        if special is not None:
-            return special(self.run, scope, k, eqn, operands, scope.sizes)
-        kind = scope.kinds[k]
-        cells = [scope.cells[v] for v in eqn.outvars]
-        return write_equation(eqn, kind, operands, cells, scope.sizes, scope.grid)

@@ -155,7 +155,7 @@ def _with_specs_as_given(
     """
     (eqn,) = made.eqns
     outs, jaxpr = eqn.params["out_specs"], closed.jaxpr
-    read: set[Any] = {*jaxpr.outvars, *(a for e in closed.eqns for a in e.invars)}
+    read: set[Any] = {*jaxpr.outvars, *[a for e in closed.eqns for a in e.invars]}
     pairs = zip(jaxpr.invars, specs, strict=True)
     given = [] if mesh.are_all_axes_explicit else [(v, s) for v, s in pairs if s and v in read]
     chosen = []

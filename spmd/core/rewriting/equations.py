@@ -28,6 +28,9 @@ Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 class JaxprBuilder:
     """Collects the equations and constants of a new jaxpr, and the atoms for old variables."""
 
+    # Hears of new equations: for writers that are asked about those of one result.
+    note: Callable[[Eqn], None] | None = None
+
     def __init__(self) -> None:
         self.eqns: list[Eqn] = []
         self.consts: dict[int, tuple[Any, Var]] = {}
@@ -95,11 +98,9 @@ class JaxprBuilder:
     def write(self, eqn: Eqn) -> tuple[Var, ...]:
         """Write a new equation; the variables that have its results."""
         self.eqns.append(eqn)
-        self.note(eqn)
+        if self.note is not None:
+            self.note(eqn)
         return eqn.outvars
-
-    def note(self, eqn: Eqn) -> None:
-        """Hear of a new equation: for writers that are asked about those of one result."""
 
     def close(self, invars: Sequence[Var], outvars: Sequence[Atom], name: str) -> ClosedJaxpr:
         """The finished jaxpr."""
@@ -184,7 +185,8 @@ class Merging(JaxprBuilder):
                 for var, other in zip(eqn.outvars, first.outvars, strict=True):
                     numbers[var] = numbers.get(other, other)
         self.eqns.append(eqn)
-        self.note(eqn)
+        if self.note is not None:
+            self.note(eqn)
         return eqn.outvars
 
     def _first(self, eqn: Eqn) -> Eqn:

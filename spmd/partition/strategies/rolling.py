@@ -31,15 +31,19 @@ class Roll:
     shift: int
 
 
+# What a part of a roll is made by.
+_CUTS = (pad_p, slice_p, split_p)
+
+
 def rolls_of(jaxpr: Jaxpr, uses: Mapping[Var, int]) -> dict[int, Roll | None]:
     """The equations that roll a value, by number; None for what only they read."""
-    makers: dict[Var, int] | None = None
+    makers = {v: n for n, e in enumerate(jaxpr.eqns) if e.prim in _CUTS for v in e.outvars}
     found: dict[int, Roll | None] = {}
-    for k, eqn in enumerate(jaxpr.eqns):
-        if (eqn.prim is not concatenate_p and eqn.prim is not add_any_p) or len(eqn.invars) != 2:
+    for k, eqn in enumerate(jaxpr.eqns) if makers else ():
+        if eqn.prim is not concatenate_p and eqn.prim is not add_any_p:
             continue
-        if makers is None:
-            makers = {v: n for n, e in enumerate(jaxpr.eqns) for v in e.outvars}
+        if len(eqn.invars) != 2 or not all([atom in makers for atom in eqn.invars]):
+            continue
         parts = [_Part(jaxpr, makers, atom) for atom in eqn.invars]
         roll = (_joined if eqn.prim is concatenate_p else _added)(eqn, parts)
         if roll is None:
