@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.base.context import state
+from spmd.base.errors import RefusedError
+from spmd.base.source import current_source
 from spmd.base.util import split_list
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Names
 from spmd.core.jvp import jvp_jaxpr
@@ -41,6 +43,12 @@ def spread(flags: Sequence[bool], values: Sequence[Any], avals: Sequence[Any]) -
     """Values where the flag is set, `Zero`s elsewhere."""
     given = iter(values)
     return [next(given) if f else Zero(a) for f, a in zip(flags, avals, strict=True)]
+
+
+def refuse_io(where: str, fix: str, *parts: ClosedJaxpr) -> None:
+    """Raise if a part calls `io_callback`, whose calls would be other than the program says."""
+    if any({"io", "ordered io"} & closed.effects for closed in parts):
+        raise RefusedError(f"{current_source()}: io_callback is not possible in {where}; {fix}")
 
 
 def impl_jaxpr(xp: Any, closed: ClosedJaxpr, *args: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 from spmd.base.config import config
 from spmd.base.context import state
@@ -24,6 +24,7 @@ from spmd.core.call import (
     call_primitive,
     derived,
     nonzero,
+    refuse_io,
     spread,
     transpose_call,
 )
@@ -37,11 +38,44 @@ from spmd.core.rewrite import close, dce, eval_closed, hoist_tracers, inline_cal
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, unchanged
 
-Policy = Callable[..., bool]
+Policy = Callable[..., Any]
 P = ParamSpec("P")
 R = TypeVar("R")
 
 # ---- policies ----------------------------------------------------------------------------------
+
+
+class Choice:
+    """What a policy may return beside True and False: `Saveable` and `Recompute` are the two."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+Saveable = Choice("Saveable")
+Recompute = Choice("Recompute")
+
+
+class Offloadable(NamedTuple):
+    """A policy's choice to keep a value in memory of another kind, which a CPU has no second of."""
+
+    src: str
+    dst: str
+
+
+def _keeps(policy: Policy, choice: Any) -> bool:
+    """Whether a policy's choice for an equation is to keep its results."""
+    if isinstance(choice, bool):
+        return choice
+    if choice in (Saveable, Recompute) or isinstance(choice, Offloadable):
+        return choice is not Recompute
+    raise ArgumentError(
+        f"{current_source()}: checkpoint: the policy {function_name(policy)} returned {choice!r}; "
+        "it must return a bool, or Saveable, Recompute or Offloadable(src, dst) of ad_checkpoint"
+    )
 
 
 class checkpoint_policies:
@@ -123,7 +157,8 @@ class checkpoint_policies:
     @staticmethod
     def save_from_both_policies(first: Policy, second: Policy) -> Policy:
         return lambda prim, *avals, **params: (
-            first(prim, *avals, **params) or second(prim, *avals, **params)
+            _keeps(first, first(prim, *avals, **params))
+            or _keeps(second, second(prim, *avals, **params))
         )
 
 
@@ -267,6 +302,8 @@ def _jvp(primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, name: str, **how: A
 def _linearize(
     trace: LinearizeTrace, primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, name: str, **how: Any
 ) -> Any:
+    fix = "its call would be repeated by the backward pass; take it out of the checkpoint"
+    refuse_io(f"checkpoint({name}) that is differentiated", fix, jaxpr)
     policy, prevent_cse = how["policy"], how["prevent_cse"]
     cut = linearize_jaxpr(jaxpr, nonzero(tangents))
     # Values that a policy names or that need not be computed again may be inside calls.
@@ -292,7 +329,7 @@ def _saved_vars(primal: ClosedJaxpr, policy: Policy | None) -> list[Var]:
         return []
     saved: list[Var] = []
     for eqn in primal.eqns:
-        if policy(eqn.prim, *[v.aval for v in eqn.invars], **eqn.params):
+        if _keeps(policy, policy(eqn.prim, *[v.aval for v in eqn.invars], **eqn.params)):
             saved.extend(eqn.outvars)
     return saved
 

@@ -122,17 +122,18 @@ class HostFunction:
     avals: tuple[ShapedArray, ...] = ()
 
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        given = iter(arrays if self.out_tree is None else map(unchanged, arrays))
+        given = map(unchanged, arrays)
         leaves = [next(given) if f is None else f.value for f in self.fixed]
         args, kwargs = tree_unflatten(self.in_tree, leaves)
         out = self.function(*args, **kwargs)
         if self.out_tree is None:
             return []
         found, tree = tree_flatten(out)
-        if tree != self.out_tree:
+        if len(found) != len(self.avals):
             raise PytreeError(
-                f"the callback {function_name(self.function)} returned {tree}, but "
-                f"result_shape_dtypes says {self.out_tree}: they must have the same structure"
+                f"the callback {function_name(self.function)} returned {tree}, of "
+                f"{len(found)} leaves, but result_shape_dtypes says {self.out_tree}, of "
+                f"{len(self.avals)}: they must have as many"
             )
         return [
             self._checked(x, a, k) for k, (x, a) in enumerate(zip(found, self.avals, strict=True))

@@ -62,15 +62,21 @@ def settle_carry(
     carry: list[Any],
     stage: Callable[[list[ShapedArray]], tuple[Staged, TreeDef, list[ShapedArray]]],
     inside: int | None = None,
-) -> tuple[list[Any], Staged]:
+) -> tuple[list[Any], Staged, list[bool]]:
     """Change the initial carry (weak types, varying axes) until the body gives back its type.
 
     `stage` traces the body at the carry's avals and tells the structure and avals of the carry it
-    returns. `inside` is the position of the user's carry in ours, if ours counts too.
+    returns. `inside` is the position of the user's carry in ours, if ours counts too. The flags
+    say which results have a weak type: those of the body at the weak types that the user gave.
     """
+    weak: list[bool] = []
+    dtypes: list[Any] | None = None
     while True:
         avals = [typeof(x) for x in carry]
         staged, out_tree, outs = stage(avals)
+        if dtypes != [a.dtype for a in avals]:
+            dtypes = [a.dtype for a in avals]
+            weak = [a.weak_type for a in staged.out_avals]
         if tree != out_tree:
             raise PytreeError(
                 f"{current_source()}: {what}: the body must return a carry of the structure it is "
@@ -81,7 +87,7 @@ def settle_carry(
         wanted = [_carry_type(a, o) for a, o in zip(avals, outs, strict=True)]
         if all(a is w for a, w in zip(avals, wanted, strict=True)):
             _check_carry(what, tree, avals, outs, inside)
-            return carry, staged
+            return carry, staged, weak
         carry = [widen(x, w) for x, w in zip(carry, wanted, strict=True)]
 
 
@@ -179,19 +185,23 @@ _FIXED_SHAPE = (
 def widen(x: Any, target: ShapedArray) -> Any:
     """`x` with the weak type, varying axes and sharding of `target` (same shape and dtype)."""
     aval = typeof(x)
-    if aval.weak_type and not target.weak_type:
-        x = convert_element_type(x, target.dtype)
+    if aval.weak_type != target.weak_type:
+        x = convert_element_type(x, target.dtype, target.weak_type)
     return match_sharding(cast_to_vma(x, target.vma, aval.vma), target)
 
 
+def with_weak_types(values: Sequence[Any], weak: Sequence[bool]) -> list[Any]:
+    """The values, of weak types where the flags say so."""
+    avals = [typeof(x) for x in values]
+    return [widen(x, a.update(weak_type=w)) for x, a, w in zip(values, avals, weak, strict=True)]
+
+
 def join_avals(rows: Sequence[Sequence[ShapedArray]]) -> list[ShapedArray]:
-    """Position by position: weak only if all are, varying over the axes of any; laid out."""
+    """Position by position: the first, varying over the axes of any; laid out."""
     out = []
     for column in zip(*rows, strict=True):
         vma = frozenset().union(*(a.vma for a in column))
-        weak = all(a.weak_type for a in column)
-        sharding = joined_sharding(column)
-        out.append(column[0].update(weak_type=weak, vma=vma, sharding=sharding))
+        out.append(column[0].update(vma=vma, sharding=joined_sharding(column)))
     return out
 
 

@@ -25,7 +25,7 @@ from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.base.util import api_boundary, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
-from spmd.core.call import impl_jaxpr, nonzero, spread
+from spmd.core.call import impl_jaxpr, nonzero, refuse_io, spread
 from spmd.core.check import check_operands
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import jvp_jaxpr
@@ -387,6 +387,8 @@ def _batched_index(
     axis: Any, index: Any, dim: int, args: list[Any], flags: list[bool], branches: Any
 ) -> Any:
     """Run every branch and select: examples may choose differently."""
+    fix = "every branch runs for all examples; use lax.map"
+    refuse_io("a cond whose predicate differs under vmap", fix, *branches)
     index = to_front(index, dim, axis.size)
     pairs = list(zip(args, flags, strict=True))
     # A value that all examples share becomes one of each: its cotangents are summed afterwards.

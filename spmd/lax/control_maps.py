@@ -47,6 +47,8 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
     if not leaves or not all(typeof(x).ndim for x in leaves):
         return scan(lambda _, x: ((), f(x)), (), xs)[1]  # which says what is wrong
     n = typeof(leaves[0]).shape[0]
+    if not n:
+        return scan(lambda _, x: ((), f(x)), (), xs)[1]
     whole = n // batch_size * batch_size
     parts = []
     if whole:

@@ -41,6 +41,7 @@ from spmd.lax.control import (
     retype_outputs,
     settle_carry,
     widen,
+    with_weak_types,
 )
 from spmd.lax.control_dce import scan_dce
 from spmd.lax.control_known import known_loop, open_calls, split_known
@@ -119,14 +120,14 @@ def _bind_scan(
     _, in_tree = tree_flatten((init, xs))
     _check_not_split(what, xs, xs_flat)
     x_avals = [sliced_aval(typeof(x), 0) for x in xs_flat]
-    init_flat, body = settle_carry(
+    init_flat, body, weak = settle_carry(
         what, init_tree, init_flat, lambda avals: _stage(f, in_tree, [*avals, *x_avals]), inside
     )
     outs = scan_p.bind(
         *body.consts,
         *init_flat,
         *xs_flat,
-        jaxpr=_retype_carry(body.closed, [typeof(x) for x in init_flat]),
+        jaxpr=_retype_carry(body.closed, [typeof(x) for x in init_flat], weak),
         length=n,
         reverse=bool(reverse),
         num_consts=len(body.consts),
@@ -135,7 +136,7 @@ def _bind_scan(
     )
     out_tree = body.out_tree
     assert out_tree is not None
-    return tree_unflatten(out_tree, outs)
+    return tree_unflatten(out_tree, with_weak_types(outs, weak))
 
 
 def _unroll(unroll: int | bool, length: int) -> int:
@@ -200,8 +201,14 @@ def _stage(f: Any, in_tree: Any, avals: list[ShapedArray]) -> tuple[Staged, Any,
     return staged, carry_tree, staged.out_avals[: carry_tree.num_leaves]
 
 
-def _retype_carry(closed: ClosedJaxpr, carry: list[ShapedArray]) -> ClosedJaxpr:
-    return retype_outputs(closed, [*carry, *closed.out_avals[len(carry) :]])
+def _retype_carry(
+    closed: ClosedJaxpr, carry: list[ShapedArray], weak: list[bool] | None = None
+) -> ClosedJaxpr:
+    ys = closed.out_avals[len(carry) :]
+    if weak is not None:
+        flags = weak[len(carry) :]
+        ys = [a.update(weak_type=w) for a, w in zip(ys, flags, strict=True)]
+    return retype_outputs(closed, [*carry, *ys])
 
 
 def _python_scan(f: Any, init: Any, xs: Any, n: int, reverse: bool) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_map, tree_structure, tree_unflatten
 from spmd.base.util import api_boundary, split_list
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.call import impl_jaxpr, nonzero, spread
+from spmd.core.call import impl_jaxpr, nonzero, refuse_io, spread
 from spmd.core.check import check_operands
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_jaxpr
@@ -40,6 +40,7 @@ from spmd.lax.control import (
     retype_outputs,
     settle_carry,
     widen,
+    with_weak_types,
 )
 from spmd.lax.control_dce import while_dce
 from spmd.lax.control_known import known_loop
@@ -101,7 +102,7 @@ def _bind_while(
         if is_concrete(going):
             return value
     in_tree = tree_flatten((init_val,))[1]
-    flat, body = settle_carry(
+    flat, body, weak = settle_carry(
         what, tree, flat, lambda avals: _stage(body_fun, in_tree, avals), inside
     )
     avals = [typeof(x) for x in flat]
@@ -116,7 +117,7 @@ def _bind_while(
         body_jaxpr=retype_outputs(body.closed, avals),
         body_nconsts=len(body.consts),
     )
-    return tree_unflatten(tree, outs)
+    return tree_unflatten(tree, with_weak_types(outs, weak))
 
 
 def _python_loop(cond_fun: Any, body_fun: Any, init_val: Any) -> tuple[Any, Any]:
@@ -359,6 +360,8 @@ def _batch(
         for k, (x, f) in enumerate(zip(init, flags, strict=True))
     ]
     if test_batched:
+        fix = "some examples are done before others, and the body runs for all; use lax.map"
+        refuse_io("a while_loop whose condition differs under vmap", fix, cond_jaxpr, body_jaxpr)
         body = _stop_finished(test, body, len(c), len(b))
         b = [*c, *b]
         test = _any(test)

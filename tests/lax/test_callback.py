@@ -146,7 +146,7 @@ def test_pure_refusals():
     [
         (np.ones(2, np.float32), ShapeError),
         (np.ones((), np.int32), DtypeError),
-        ((np.float32(1),), PytreeError),
+        ((np.float32(1), np.float32(2)), PytreeError),
     ],
 )
 def test_pure_wrong_result(returned, error):

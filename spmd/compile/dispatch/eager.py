@@ -505,7 +505,7 @@ def _jaxpr_of_one(
     """A jaxpr of one equation."""
     invars = [Var(a) for a in avals]
     outvars = [Var(a) for a in expected]
-    eqn = Eqn(prim, tuple(invars), tuple(outvars), params)
+    eqn = Eqn(prim, tuple(invars), tuple(outvars), params, prim.effects(params))
     return ClosedJaxpr(Jaxpr((), invars, [eqn], outvars, prim.name))
 
 
