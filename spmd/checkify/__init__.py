@@ -7,7 +7,7 @@ its result. It can be jitted, vmapped and differentiated like any other.
 # ruff: noqa: F401
 
 from spmd.checkify.check import check, check_error, debug_check
-from spmd.checkify.errors import CheckError, Error
+from spmd.checkify.errors import CheckError, Error, init_error
 from spmd.checkify.rewrite import (
     all_checks,
     automatic_checks,

@@ -96,6 +96,10 @@ class Error:
         return (self.code, self.payloads), self.sites
 
     @classmethod
-    def tree_unflatten(cls, sites: Any, children: Any) -> Error:
-        code, payloads = children
-        return cls(code, payloads, sites)
+    def tree_unflatten(cls, metadata: Any, data: Any) -> Error:
+        code, payloads = data
+        return cls(code, payloads, metadata)
+
+
+# No check has failed, since there is none.
+init_error = Error(np.int32(0), (), ())

@@ -15,18 +15,21 @@ import numpy as np
 import spmd.numpy as snp
 from spmd.api.flat import FlatFunction
 from spmd.base.context import state
-from spmd.base.errors import ArgumentError, RefusedError
+from spmd.base.errors import ArgumentError
 from spmd.base.source import UNKNOWN
 from spmd.base.tree import tree_flatten
 from spmd.base.util import api_boundary, function_name, split_list
 from spmd.checkify.automatic import automatic
 from spmd.checkify.errors import Error, Site
+from spmd.collectives import axis_index, pmin, psum
 from spmd.core.argument_names import check_arrays, debug_info, leaf_names
 from spmd.core.aval import typeof
-from spmd.core.ir import ClosedJaxpr, Eqn, Literal, subjaxprs
+from spmd.core.ir import ClosedJaxpr, Eqn, Literal
 from spmd.core.rewrite import close
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.structural import zeros_like_aval
+from spmd.sharding.shard_map_rules import axes_of_map, mesh_axes
+from spmd.sharding.spec import PartitionSpec
 
 user_checks = frozenset(("user",))
 nan_checks = frozenset(("nan",))
@@ -151,13 +154,6 @@ def _equation(checks: _Checks, eqn: Eqn, operands: list[Any], kinds: Kinds) -> S
         return rule(checks, eqn, operands, kinds)
     if eqn.prim.inline is not None:
         return _call(checks, eqn, operands, kinds)
-    for _, inner in subjaxprs(eqn.params):
-        closed = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner)
-        if closed.effects & {"check"} and "user" in kinds:
-            raise RefusedError(
-                f"{eqn.source}: checkify cannot look into {eqn.prim.name} from outside: call "
-                "checkify inside of it and return the error, one for each device"
-            )
     outs = eqn.prim.bind(*operands, **eqn.params)
     results = list(outs) if eqn.prim.multiple else [outs]
     for fine, site, payload in automatic(eqn, operands, results, kinds):
@@ -292,6 +288,33 @@ def _while(checks: _Checks, eqn: Eqn, operands: list[Any], kinds: Kinds) -> Sequ
     return outs
 
 
+def _map(checks: _Checks, eqn: Eqn, operands: list[Any], kinds: Kinds) -> Sequence[Any]:
+    """All devices return the state of the first of them where a check failed."""
+    p = eqn.params
+    mesh, kind, manual = p["mesh"], p["kind"], p.get("manual")
+    axes = axes_of_map(mesh, manual)
+    with mesh_axes(mesh, kind, manual):
+        body, sites = _checked(p["jaxpr"], kinds)
+        if not sites and "check" not in eqn.effects:
+            return eqn.prim.bind(*operands, **p)
+        width = _width(sites)
+
+        def agreeing(*args: Any) -> list[Any]:
+            _, outs = _evaluate(body, args, frozenset())
+            found, outs = split_list(outs, [width])
+            device = axis_index(axes)
+            first = pmin(snp.where(found[0] != 0, device, np.int32(mesh.size)), axes)
+            own = [snp.where(device == first, x, snp.zeros_like(x)) for x in found]
+            return [*(psum(x, axes).astype(x.dtype) for x in own), *outs]
+
+        closed = close(agreeing, body.in_avals, body.jaxpr.name)
+    changes = {"jaxpr": closed, "out_specs": (PartitionSpec(),) * width + tuple(p["out_specs"])}
+    outs = eqn.prim.bind(*operands, **(p | changes))
+    found, outs = split_list(outs, [width])
+    checks.absorb(sites, found)
+    return outs
+
+
 def _joined(
     first: Sequence[Site], of_first: Sequence[Any], then: Sequence[Site], of_then: Sequence[Any]
 ) -> list[Any]:
@@ -302,4 +325,4 @@ def _joined(
     return [both.code, *(x for p in both.payloads for x in p)]
 
 
-_CONTROL = {"cond": _cond, "scan": _scan, "while": _while}
+_CONTROL = {"cond": _cond, "scan": _scan, "while": _while, "shard_map": _map}

@@ -74,7 +74,7 @@ class Optimizer(NamedTuple):
 
     init_fn: Callable[[Any], OptimizerState]
     update_fn: Callable[[Any, Any, OptimizerState], OptimizerState]
-    get_params: Callable[[OptimizerState], Any]
+    params_fn: Callable[[OptimizerState], Any]
 
 
 def optimizer(opt_maker: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Optimizer]:

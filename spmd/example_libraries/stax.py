@@ -49,14 +49,40 @@ def GeneralConv(
     padding: Any = "VALID",
     W_init: Any = None,
     b_init: Any = None,
-    transposed: bool = False,
 ) -> Layer:
-    """A convolution and a bias, or a transposed convolution; dims in any order."""
+    """A convolution and a bias, of arrays whose dims are in any order."""
+    given = dimension_numbers, out_chan, filter_shape, strides, padding, W_init, b_init
+    return _convolution(lax.conv_general_dilated, *given)
+
+
+def GeneralConvTranspose(
+    dimension_numbers: Any,
+    out_chan: int,
+    filter_shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    padding: Any = "VALID",
+    W_init: Any = None,
+    b_init: Any = None,
+) -> Layer:
+    """A transposed convolution and a bias, of arrays whose dims are in any order."""
+    given = dimension_numbers, out_chan, filter_shape, strides, padding, W_init, b_init
+    return _convolution(lax.conv_transpose, *given)
+
+
+def _convolution(
+    convolve: Callable[..., Any],
+    dimension_numbers: Any,
+    out_chan: int,
+    filter_shape: Sequence[int],
+    strides: Sequence[int] | None,
+    padding: Any,
+    W_init: Any,
+    b_init: Any,
+) -> Layer:
     lhs_spec, rhs_spec, out_spec = dimension_numbers
     strides = strides or (1,) * len(filter_shape)
     W_init = W_init or glorot_normal(rhs_spec.index("I"), rhs_spec.index("O"))
     b_init = b_init or normal(1e-6)
-    convolve: Any = lax.conv_transpose if transposed else lax.conv_general_dilated
 
     def apply(params: Any, inputs: Any, **kwargs: Any) -> Any:
         W, b = params
@@ -103,7 +129,20 @@ def ConvTranspose(
 ) -> Layer:
     """A transposed convolution of images (N, H, W, C) and a bias."""
     dims = ("NHWC", "HWIO", "NHWC")
-    return GeneralConv(dims, out_chan, filter_shape, strides, padding, W_init, b_init, True)
+    return GeneralConvTranspose(dims, out_chan, filter_shape, strides, padding, W_init, b_init)
+
+
+def Conv1DTranspose(
+    out_chan: int,
+    filter_shape: Sequence[int],
+    strides: Any = None,
+    padding: Any = "VALID",
+    W_init: Any = None,
+    b_init: Any = None,
+) -> Layer:
+    """A transposed convolution of sequences (N, H, C) and a bias."""
+    dims = ("NHC", "HIO", "NHC")
+    return GeneralConvTranspose(dims, out_chan, filter_shape, strides, padding, W_init, b_init)
 
 
 def BatchNorm(
