@@ -205,7 +205,7 @@ def _platform(backend: str | None) -> Platform:
     if found is None:
         known = ", ".join(sorted(platforms)) or "none"
         raise DeviceError(
-            f"platform {name!r} is not available here; there are: {known}. "
+            f"Unknown backend: platform {name!r} is not available here; there are: {known}. "
             "Set SPMD_PLATFORM to one of them."
         )
     return found

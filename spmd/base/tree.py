@@ -355,9 +355,11 @@ class TreeDef:
                 )
             children, aux = container.flatten(x)
             if len(children) != len(spec.parts) or aux != spec.aux:
+                # Libraries match these words of JAX's.
+                why = " (Dict key mismatch)" if spec.kind is dict else ""
                 raise PytreeError(
                     f"{what}{keystr(_keys(path))} must be a {spec.kind.__name__} of "
-                    f"{_describe(spec.aux, spec.parts)}, got one of {_describe(aux, children)}"
+                    f"{_describe(spec.aux, spec.parts)}, got one of {_describe(aux, children)}{why}"
                 )
             keys = container.keys(aux, len(children))
             found = zip(spec.parts, children, keys, strict=True)
