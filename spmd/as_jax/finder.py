@@ -64,7 +64,7 @@ _MOVED = {
 # Modules below JAX's packages whose names our package has itself.
 _WHOLE = {
     f"experimental.sparse.{name}": "spmd.experimental.sparse"
-    for name in ("api", "bcsr", "coo", "csr", "random", "util")
+    for name in ("api", "bcoo", "bcsr", "coo", "csr", "random", "util")
 }
 
 
@@ -196,7 +196,8 @@ def _is_here(name: str) -> bool:
     except ModuleNotFoundError:  # of a parent, which may be a module and no package
         return False
     parent, _, last = name.rpartition(".")
-    return hasattr(vars(importlib.import_module(parent)).get(last), "__dict__")
+    found = vars(importlib.import_module(parent)).get(last)
+    return hasattr(found, "__dict__") and not isinstance(found, type)
 
 
 def _find(name: str) -> Any:

@@ -37,6 +37,29 @@ class ManualAxisType:
     unreduced: frozenset[Any] = NO_AXES
     reduced: frozenset[Any] = NO_AXES
 
+    def update(self, **kwargs: frozenset[Any]) -> ManualAxisType:
+        """Make a type with other sets of axes, and the rest of this one's."""
+        sets = {name: getattr(self, name) for name in ("varying", "unreduced", "reduced")}
+        return ManualAxisType(**(sets | kwargs))
+
+    def to_ct_mat(self) -> ManualAxisType:
+        """The type of a cotangent: `reduced` axes are unreduced in it, and the reverse."""
+        return self.update(unreduced=self.reduced, reduced=self.unreduced)
+
+    @property
+    def vur(self) -> frozenset[Any]:
+        """The axes of all sets."""
+        return self.varying | self.unreduced | self.reduced
+
+    @property
+    def empty(self) -> bool:
+        """Whether all sets are empty."""
+        return not self.vur
+
+    def invarying(self, mesh: Any) -> frozenset[Any]:
+        """The manual axes of a mesh over which the value is the same on all devices."""
+        return frozenset(mesh.manual_axes) - self.vur
+
 
 class ShapedArray:
     """Shape, dtype, weak type, varying axes (`vma`), and the explicit part of a sharding.
@@ -402,6 +425,8 @@ class ShapeDtypeStruct:
 
     ndim = property(lambda self: len(self.shape))
     size = property(lambda self: int(np.prod(self.shape)))
+    # `jax.new_ref` makes mutable arrays of arrays; no structure stands for one.
+    is_ref = property(lambda self: False)
 
     def __len__(self) -> int:
         if not self.shape:

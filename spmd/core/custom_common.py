@@ -70,6 +70,11 @@ class SymbolicZero(HasAval):
         """The zeros as an array."""
         return instantiate(Zero(self.aval))
 
+    @staticmethod
+    def from_primal_value(val: Any) -> SymbolicZero:
+        """The tangent of a value that does not change."""
+        return SymbolicZero(typeof(val).tangent())
+
 
 def shown(t: Any, symbolic: bool) -> Any:
     """A tangent or cotangent as a user's rule takes it."""

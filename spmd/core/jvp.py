@@ -44,9 +44,9 @@ def zero_tangent(x: Any) -> Zero:
 _zeros: dict[ShapedArray, Zero] = {}
 
 
-def instantiate(t: Any) -> Any:
+def instantiate(tangent: Any) -> Any:
     """A tangent as an array: zeros for a `Zero`."""
-    return zeros_like_aval(t.aval) if isinstance(t, Zero) else t
+    return zeros_like_aval(tangent.aval) if isinstance(tangent, Zero) else tangent
 
 
 def is_float0(t: Any) -> bool:

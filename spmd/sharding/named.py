@@ -18,7 +18,7 @@ from spmd.base.device import (
     check_memory_kind,
     process_index,
 )
-from spmd.base.errors import ArgumentError, FrozenError, ShardingError
+from spmd.base.errors import ArgumentError, FrozenError, ShapeError, ShardingError
 from spmd.base.record import record
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes
 from spmd.sharding.spec import PartitionSpec, Unconstrained
@@ -379,6 +379,12 @@ class NamedSharding(Sharding):
             )
 
     @property
+    def replicated_axes(self) -> frozenset[Any]:
+        """The axes of the mesh along which all devices hold the same."""
+        used = {*self.spec.all_axes(), *self.spec.unreduced, *self.spec.reduced}
+        return frozenset(self.mesh.axis_names) - used
+
+    @property
     def unreduced_axes(self) -> tuple[Any, ...]:
         """The axes along which devices hold terms of a sum, in the order of the mesh."""
         return tuple(a for a in self.mesh.axis_names if a in self.spec.unreduced)
@@ -581,6 +587,19 @@ class Layout:
     major_to_minor: tuple[int, ...]
     tiling: Any = ()
     sub_byte_element_size_in_bits: int = 0
+
+    def update(self, **kwargs: Any) -> Layout:
+        """Make a layout with other fields, and the rest of this one's."""
+        names = ("major_to_minor", "tiling", "sub_byte_element_size_in_bits")
+        return Layout(**({name: getattr(self, name) for name in names} | kwargs))
+
+    def check_compatible_aval(self, aval_shape: Sequence[int]) -> None:
+        """Raise a `ShapeError` unless the layout is one of arrays of this shape."""
+        if len(self.major_to_minor) != len(aval_shape):
+            raise ShapeError(
+                f"{self}: major_to_minor names {len(self.major_to_minor)} dims, and an array of "
+                f"shape {tuple(aval_shape)} has {len(aval_shape)}"
+            )
 
 
 @record

@@ -82,6 +82,22 @@ class PartitionSpec(tuple):
         """The entries as a plain tuple."""
         return tuple(self)
 
+    def index(self, value: Any, *bounds: int) -> int:
+        """The first dim with an entry, which may be written in any way that `P` takes."""
+        return super().index(_entry(value), *bounds)
+
+    def count(self, value: Any) -> int:
+        """The number of dims with an entry, which may be written in any way that `P` takes."""
+        return super().count(_entry(value))
+
+    def to_ct_spec(self) -> PartitionSpec:
+        """The spec of a cotangent: axes of `reduced` are unreduced in it, and the reverse."""
+        return self.update(unreduced=self.reduced, reduced=self.unreduced)
+
+    def to_tangent_spec(self) -> PartitionSpec:
+        """The spec of a tangent, which is this one."""
+        return self
+
     def update(
         self, partitions: Any = None, unreduced: Any = None, reduced: Any = None
     ) -> PartitionSpec:

@@ -26,8 +26,9 @@ TWICE = np.array([1.0, 2, 3, 4], np.float32), np.array([[0, 1], [0, 1], [2, 3], 
 # In each, `s` is the module, `m` and `n` matrices, `t*` batched ones, `c` a BCSR.
 EXPRESSIONS = """
 m @ V, m @ D, m.T @ W, m @ n, D.T @ m.T.todense()
+m.astype('int8'), m.astype(dtype='float16')
 m + m, m - 2 * m, m * A, m * V, m * m, m / 2.0, -m, abs(m)
-m.sum(), m.sum(0), m.sum(1), t1.sum(0), t1.sum(1), td.sum(2), t0.sum((0, 2))
+m.sum(), m.sum(0), m.sum(axis=1), t1.sum(0), t1.sum(1), td.sum(2), t0.sum((0, 2))
 m[0], m[:, 1], m[1:3], m[1, 2], m[::2, ::-1], m[None], t0[0], t1[1], td[0, 1]
 m.reshape(2, 6), m.reshape(12), t0.reshape(6, 4), t1.reshape(2, 12), t0.transpose((2, 0, 1))
 twice, twice @ V, twice.sum_duplicates(), twice.sort_indices(), twice.sum_duplicates(nse=4)

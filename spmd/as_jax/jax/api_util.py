@@ -103,10 +103,13 @@ def argnums_partial(
     return _with_fixed(f, where, fixed), tuple(args[k] for k in where)
 
 
-def flatten_axes(name: str, treedef: TreeDef, axis_tree: Any, *, kws: bool = False) -> list[Any]:
-    """One entry of `axis_tree` for each leaf of the tree; it is a prefix of it, None an entry."""
-    if kws:
-        axis_tree = axis_tree, {}
+def flatten_axes(
+    name: str, treedef: TreeDef, axis_tree: Any, *, kws: bool = False, tupled_args: bool = False
+) -> list[Any]:
+    """One entry of `axis_tree` for each leaf of the tree; it is a prefix of it, None an entry.
+
+    `kws` and `tupled_args` say what the trees are; JAX's messages depend on them.
+    """
     return broadcast_prefix(
         axis_tree, tree_unflatten(treedef, [0] * treedef.num_leaves), name, lambda x: x is None
     )

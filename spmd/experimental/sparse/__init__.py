@@ -54,6 +54,7 @@ from spmd.experimental.sparse.rows import (
     bcsr_broadcast_in_dim,
     bcsr_concatenate,
     bcsr_dot_general,
+    bcsr_eliminate_zeros,
     bcsr_extract,
     bcsr_fromdense,
     bcsr_sum_duplicates,

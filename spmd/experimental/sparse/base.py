@@ -37,6 +37,15 @@ class JAXSparse(abc.ABC):
         """How many elements are stored (for each batch)."""
 
     @abc.abstractmethod
+    def tree_flatten(self) -> tuple[Any, Any]:
+        """The buffers, and what says how they lie."""
+
+    @classmethod
+    @abc.abstractmethod
+    def tree_unflatten(cls, aux_data: Any, children: Any) -> Any:
+        """The array of buffers."""
+
+    @abc.abstractmethod
     def todense(self) -> Any:
         """The dense array."""
 
@@ -63,6 +72,12 @@ class JAXSparse(abc.ABC):
     def T(self) -> Any:
         """The transposed array."""
         return self.transpose()
+
+    def sum(self, *args: Any, **kwargs: Any) -> Any:
+        """The sum of elements, as of `numpy.sum`; `BCOO` and `BCSR` have it."""
+        raise RefusedError(
+            f"{type(self).__name__}.sum is not there; call todense() first, or make a BCOO"
+        )
 
     def block_until_ready(self) -> Any:
         """Wait for the stored elements."""

@@ -149,9 +149,9 @@ class BCOO(JAXSparse):
             self, n_batch=n_batch, n_dense=n_dense, on_inefficient=on_inefficient
         )
 
-    def astype(self, dtype: Any) -> BCOO:
-        """The same array with elements of another dtype."""
-        return like(self, self.data.astype(dtype), self.indices)
+    def astype(self, *args: Any, **kwargs: Any) -> BCOO:
+        """The same array with elements of another dtype; the arguments are `Array.astype`'s."""
+        return like(self, self.data.astype(*args, **kwargs), self.indices)
 
     @classmethod
     def _empty(

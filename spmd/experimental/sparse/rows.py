@@ -13,6 +13,7 @@ from spmd.base.tree import register_pytree_node_class
 from spmd.experimental.sparse.base import JAXSparse, over_batches, refuse_sharding, with_batches
 from spmd.experimental.sparse.bcoo import (
     BCOO,
+    bcoo_eliminate_zeros,
     bcoo_extract,
     bcoo_fromdense,
     bcoo_sum_duplicates,
@@ -233,6 +234,11 @@ def bcsr_extract(indices: Any, indptr: Any, mat: Any) -> Any:
 def bcsr_sum_duplicates(mat: BCSR, nse: int | None = None) -> BCSR:
     """The same array with each index once; elements of one index are added."""
     return BCSR.from_bcoo(bcoo_sum_duplicates(mat.to_bcoo(), nse))
+
+
+def bcsr_eliminate_zeros(mat: BCSR, nse: int | None = None) -> BCSR:
+    """The same array with padding in the place of stored zeros."""
+    return BCSR.from_bcoo(bcoo_eliminate_zeros(mat.to_bcoo(), nse))
 
 
 def bcsr_concatenate(operands: Sequence[BCSR], *, dimension: int) -> BCSR:

@@ -327,12 +327,12 @@ def _transposed(self: Any, axes: Any = None) -> Any:
     )
 
 
-def _transposed_rows(self: Any, axes: Any = None) -> Any:
-    return BCSR.from_bcoo(self.to_bcoo().transpose(axes))
+def _transposed_rows(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return BCSR.from_bcoo(self.to_bcoo().transpose(*args, **kwargs))
 
 
-def _total(self: Any, axis: Any = None, **options: Any) -> Any:
-    return sparsify(functools.partial(snp.sum, axis=axis, **options))(self)
+def _total(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return sparsify(lambda x: x.sum(*args, **kwargs))(self)
 
 
 def _reshaped(self: Any, *args: Any, **options: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from spmd import numpy as snp
 from spmd import random
 from spmd.base.errors import ArgumentError, ShapeError
-from spmd.base.tree import register_pytree_node
+from spmd.base.tree import register_pytree_node_class
 from spmd.core.aval import typeof
 from spmd.nn import logsumexp
 from spmd.numpy.promotion import (
@@ -25,6 +25,7 @@ from spmd.scipy.linalg.factors import cho_factor, cho_solve
 from spmd.scipy.special import ndtr
 
 
+@register_pytree_node_class
 @dataclasses.dataclass(frozen=True, init=False)
 class gaussian_kde:
     """A Gaussian kernel density estimate of `dataset` (D, N) or (N,), with `weights` (N,).
@@ -43,6 +44,19 @@ class gaussian_kde:
     weights: Any
     covariance: Any
     inv_cov: Any
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        """The arrays, and nothing beside them."""
+        return tuple(getattr(self, name) for name in _FIELDS), None
+
+    @classmethod
+    def tree_unflatten(cls, aux_data: None, children: Any) -> gaussian_kde:
+        """The estimate of these arrays."""
+        del aux_data
+        kde = object.__new__(cls)
+        for name, value in zip(_FIELDS, children, strict=True):
+            object.__setattr__(kde, name, value)
+        return kde
 
     def __init__(
         self,
@@ -197,17 +211,3 @@ class gaussian_kde:
 
 
 _FIELDS = tuple(f.name for f in dataclasses.fields(gaussian_kde))
-
-
-def _flatten(kde: gaussian_kde) -> tuple[tuple[Any, ...], None]:
-    return tuple(getattr(kde, name) for name in _FIELDS), None
-
-
-def _unflatten(_: None, children: Any) -> gaussian_kde:
-    kde = object.__new__(gaussian_kde)
-    for name, value in zip(_FIELDS, children, strict=True):
-        object.__setattr__(kde, name, value)
-    return kde
-
-
-register_pytree_node(gaussian_kde, _flatten, _unflatten)

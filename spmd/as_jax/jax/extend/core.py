@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import spmd.core.check as check
 import spmd.core.ir as ir
 from spmd.as_jax.jax.extend import primitives
 from spmd.as_jax.primitive import Primitive
 from spmd.as_jax.refuse import missing
 from spmd.as_jax.trace import Trace, Tracer
 from spmd.base.context import state
-from spmd.base.errors import ConcretizationError
+from spmd.base.errors import ConcretizationError, InternalError
 from spmd.core.aval import ShapedArray, is_arraylike
-from spmd.core.check import check_jaxpr
-from spmd.core.ir import ClosedJaxpr, Literal, Var, subjaxprs
+from spmd.core.ir import ClosedJaxpr, Literal, Var
 from spmd.core.ir import Eqn as JaxprEqn
 from spmd.core.rewrite import eval_closed
 from spmd.core.trace import EVAL
@@ -27,6 +28,7 @@ __all__ = [
     "Effect",
     "Jaxpr",
     "JaxprEqn",
+    "JaxprTypeError",
     "Literal",
     "Primitive",
     "Trace",
@@ -123,15 +125,33 @@ def full_lower(x: Any) -> Any:
     return x.full_lower() if isinstance(x, Tracer) and hasattr(x, "full_lower") else x
 
 
-def jaxpr_as_fun(closed_jaxpr: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """A function of flat arguments that does what a closed jaxpr says."""
-    return lambda *args: eval_closed(closed_jaxpr, *args)
+def jaxpr_as_fun(closed_jaxpr: ClosedJaxpr, *args: Any) -> Callable[..., list[Any]]:
+    """A function of (the rest of) flat arguments that does what a closed jaxpr says."""
+    return functools.partial(eval_closed, closed_jaxpr, *args)
 
 
 def jaxprs_in_params(params: dict[str, Any]) -> Iterator[ir.Jaxpr]:
     """The jaxprs in an equation's parameters."""
-    for _, inner in subjaxprs(params):
+    for _, inner in ir.subjaxprs(params):
         yield inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
+
+
+def subjaxprs(jaxpr: ir.Jaxpr) -> Iterator[ir.Jaxpr]:
+    """The jaxprs in the parameters of a jaxpr's equations, without those inside them."""
+    for eqn in jaxpr.eqns:
+        yield from jaxprs_in_params(eqn.params)
+
+
+class JaxprTypeError(TypeError):
+    """An equation of a jaxpr breaks the rules for jaxprs."""
+
+
+def check_jaxpr(jaxpr: ir.Jaxpr) -> None:
+    """Raise a `JaxprTypeError` that names the first equation that breaks the rules."""
+    try:
+        check.check_jaxpr(jaxpr)
+    except InternalError as error:
+        raise JaxprTypeError(str(error)) from None
 
 
 def mapped_aval(size: int, axis: int | None, aval: ShapedArray) -> ShapedArray:

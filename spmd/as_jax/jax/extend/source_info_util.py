@@ -14,9 +14,9 @@ def register_exclusion(path: str) -> None:
     SKIPPED_FILES.add(path)
 
 
-def summarize(source: Any, num_frames: int = 1) -> str:
+def summarize(source_info: Any, num_frames: int = 1) -> str:
     """The line of the user's program that an equation comes from."""
-    return str(source)
+    return str(source_info)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ __all__ = [
     "JaxprTracer",
     "PartialVal",
     "dce_jaxpr",
+    "dce_jaxpr_consts",
     "trace_to_jaxpr_dynamic",
     "trace_to_jaxpr_nounits",
 ]
@@ -113,3 +114,16 @@ def dce_jaxpr(
     kept = [instantiate] * len(used) if isinstance(instantiate, bool) else list(instantiate)
     used = [u or k for u, k in zip(used, kept, strict=True)]
     return smaller.replace(invars=list(compress(smaller.invars, used))), used
+
+
+def dce_jaxpr_consts(
+    jaxpr: Jaxpr, used_outputs: Sequence[bool], instantiate: bool | Sequence[bool] = False
+) -> tuple[Jaxpr, list[bool], list[bool]]:
+    """The same, and of the constants those that it needs: which it has kept, and which inputs."""
+    count = len(jaxpr.constvars)
+    opened = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    inputs = [instantiate] * len(jaxpr.invars) if isinstance(instantiate, bool) else instantiate
+    smaller, used = dce_jaxpr(opened, used_outputs, [False] * count + list(inputs))
+    kept = sum(used[:count])
+    parts = {"constvars": smaller.invars[:kept], "invars": smaller.invars[kept:]}
+    return smaller.replace(**parts), used[:count], used[count:]
