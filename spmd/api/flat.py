@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, GradError, RefusedError, ShapeError
+from spmd.base.errors import ArgumentError, GradError, RefusedError, ShapeError, VaryingTypeError
 from spmd.base.source import current_source
 from spmd.base.traceback_filter import simplify
 from spmd.base.tree import (
@@ -102,12 +102,27 @@ def check_cotangents(what: str, out_avals: Sequence[ShapedArray], cts: Sequence[
     """Raise a ShapeError if a cotangent has not the shape and dtype of its output."""
     for k, (x, aval) in enumerate(zip(cts, out_avals, strict=False)):
         want, have = aval.tangent(), typeof(x)
-        if is_float0(want) or (want.shape == have.shape and want.dtype == have.dtype):
+        if is_float0(want):
+            continue
+        if want.shape == have.shape and want.dtype == have.dtype:
+            check_varies(f"{what}: cotangent leaf {k}", want, have)
             continue
         raise ShapeError(
             f"{current_source()}: {what}: cotangent leaf {k} must be "
             f"{want.dtype}{list(want.shape)} like the output, got {have.dtype}{list(have.shape)}"
         )
+
+
+def check_varies(what: str, want: ShapedArray, have: ShapedArray) -> None:
+    """Raise if a derivative varies over other manual axes than the value that it is of."""
+    if want.vma == have.vma:
+        return
+    missing = tuple(sorted(want.vma - have.vma, key=str))
+    fix = f"lax.pcast(x, {missing}, to='varying')" if missing else "lax.psum, which sums its terms"
+    raise VaryingTypeError(
+        f"{current_source()}: {what} must be {want.short()} like the value it is a derivative of, "
+        f"got {have.short()}; use {fix}"
+    )
 
 
 def check_outputs_are_arrays(f: Callable[..., Any], leaves: Sequence[Any]) -> None:

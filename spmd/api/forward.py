@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
-from spmd.api.flat import FlatFunction, Residual, as_array, as_derivative
+from spmd.api.flat import FlatFunction, Residual, as_array, as_derivative, check_varies
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, GradError, PytreeError, ShapeError
 from spmd.base.source import current_source
@@ -18,6 +18,7 @@ from spmd.core.argument_names import (
     leaf_names,
 )
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.axis import cast_to_vma
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import jvp_flat
 from spmd.core.linearize import linearize_flat
@@ -74,7 +75,7 @@ def jvp(
     names = leaf_names(fun, primals)
     check_arrays(f"jvp({function_name(fun)})", names, flat)
     pushed = [
-        _check_tangent(fun, n, typeof(x), t)
+        _check_tangent(fun, n, typeof(x), t, casts=True)
         for n, x, t in zip(names, flat, flat_tangents, strict=True)
     ]
     flat_f = FlatFunction(fun, in_tree, has_aux)
@@ -85,7 +86,7 @@ def jvp(
     return (value, tangent, flat_f.aux(outs)) if has_aux else (value, tangent)
 
 
-def _check_tangent(fun: Any, name: str, aval: ShapedArray, t: Any) -> Any:
+def _check_tangent(fun: Any, name: str, aval: ShapedArray, t: Any, casts: bool = False) -> Any:
     want, got = aval.tangent(), typeof(t)
     if want.dtype == dtypes.float0:
         if got.dtype != dtypes.float0:
@@ -104,6 +105,9 @@ def _check_tangent(fun: Any, name: str, aval: ShapedArray, t: Any) -> Any:
             f"{current_source()}: jvp({function_name(fun)}): the tangent of {name} must be "
             f"{want.dtype}{list(want.shape)} like its primal, got {got.dtype}{list(got.shape)}"
         )
+    if casts:
+        t = cast_to_vma(t, want.vma, got.vma)
+    check_varies(f"jvp({function_name(fun)}): the tangent of {name}", want, typeof(t))
     return t
 
 

@@ -40,6 +40,7 @@ from spmd.core.argument_names import (
     parameter_names,
 )
 from spmd.core.aval import is_arraylike, typeof
+from spmd.core.axis import cast_to_vma
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate
 from spmd.core.linearize import linearize_flat
@@ -262,6 +263,7 @@ def value_and_grad(
             warn_of_summed_loss(function_name(fun), pullback.closed)
         aval = typeof(outs[0]).update(vma=())
         one = from_numpy(np.ones((), aval.dtype), aval, copy=False)
+        one = cast_to_vma(one, typeof(outs[0]).vma, aval.vma)
         found, _ = tree_unflatten(
             flat_f.in_tree, [as_derivative(x) for x in pull_flat(pullback, [one])]
         )

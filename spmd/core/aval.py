@@ -208,8 +208,8 @@ class ShapedArray:
         return f"{dtypes.short_name(self.dtype)}{self._dims()}"
 
     def __str__(self) -> str:
-        weak = ", weak_type=True" if self.weak_type else ""
-        return f"{dtypes.long_name(self.dtype)}{self._dims()}{weak}"
+        weak = "~" if self.weak_type else ""
+        return f"{weak}{dtypes.long_name(self.dtype)}{self._dims()}"
 
     def _dims(self) -> str:
         entries = self.explicit.spec if self.explicit is not None else (None,) * self.ndim
@@ -223,7 +223,8 @@ class ShapedArray:
         return f"[{dims}]{{{', '.join(texts)}}}" if texts else f"[{dims}]"
 
     def __repr__(self) -> str:
-        return f"ShapedArray({self})"
+        weak = ", weak_type=True" if self.weak_type else ""
+        return f"ShapedArray({dtypes.long_name(self.dtype)}{self._dims()}{weak})"
 
 
 class SeenArray(ShapedArray):
@@ -394,9 +395,8 @@ class ShapeDtypeStruct:
     """A shape and dtype without data: what `eval_shape` and `make_jaxpr` take and return.
 
     `sharding`, `weak_type` and `manual_axis_type` are those of the array that it stands for; a
-    `PartitionSpec` is over
-    the mesh in scope. Raises `ArgumentError` for one without a mesh, and `ShardingError` if the
-    sharding is of more dims.
+    `PartitionSpec` is over the mesh in scope. Raises `ArgumentError` for one without a mesh, and
+    `ShardingError` if the sharding is of more dims.
 
     >>> spmd.ShapeDtypeStruct((2, 3), np.float32)
     ShapeDtypeStruct(shape=(2, 3), dtype=float32)
@@ -459,7 +459,9 @@ class ShapeDtypeStruct:
         sharding = "" if self.sharding is None else f", sharding={self.sharding}"
         dtype = dtypes.long_name(self.dtype)
         weak = ", weak_type=True" if self.weak_type else ""
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtype}{sharding}{weak})"
+        manual = self.manual_axis_type
+        axes = "" if manual is None else f", manual_axis_type={manual}"
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtype}{sharding}{weak}{axes})"
 
     def update(self, **changes: Any) -> ShapeDtypeStruct:
         """The same with some of `shape`, `dtype`, `sharding` and `weak_type` changed."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from spmd.core.aval import NO_AXES, ShapedArray, typeof
+from spmd.core.axis import cast_to_vma
 from spmd.core.primitive import Primitive
 from spmd.core.trace import Tracer
 
@@ -111,6 +112,13 @@ def match_sharding(x: Any, aval: ShapedArray) -> Any:
     if have == want:
         return x
     return hooks.to_auto(x) if want is None else hooks.match(x, want)
+
+
+def match_type(x: Any, aval: ShapedArray) -> Any:
+    """`x` varying over the axes of another value, and laid out as that if of the same shape."""
+    have = typeof(x)
+    x = cast_to_vma(x, aval.vma, have.vma)
+    return match_sharding(x, aval) if have.shape == aval.shape else x
 
 
 def laid_out(out_sharding: Any, f: Callable[..., Any], *operands: Any) -> Any:

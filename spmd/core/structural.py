@@ -16,7 +16,7 @@ from spmd.base import dtypes
 from spmd.base.errors import DtypeError, InternalError, ShapeError
 from spmd.base.util import inverse_permutation
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.explicit import laid_out, match_sharding
+from spmd.core.explicit import laid_out, match_type
 from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
 from spmd.core.trace import unchanged
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def zeros_like_aval(aval: ShapedArray) -> Any:
-    """An array of zeros of an aval's shape and dtype."""
+    """An array of zeros of an aval's shape, dtype, sharding and varying axes."""
     if aval.dtype == dtypes.float0:
         return np.zeros(aval.shape, dtypes.float0)
     zero = np.zeros((), aval.dtype)
     zeros = broadcast_in_dim(zero, aval.shape, ()) if aval.shape else zero
-    return zeros if aval.explicit is None else match_sharding(zeros, aval)
+    return zeros if aval.is_plain else match_type(zeros, aval)
 
 
 def move_dim(x: Any, source: int, to: int) -> Any:

@@ -18,7 +18,7 @@ from spmd.base.errors import ArgumentError, ShapeError
 from spmd.base.key_dtypes import visible
 from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.explicit import hooks, lays_out_result
+from spmd.core.explicit import hooks, lays_out_result, match_type
 from spmd.core.primitive import Primitive, dims, linear, remembered
 from spmd.core.structural import (
     broadcast_in_dim,
@@ -210,7 +210,9 @@ def full_like(
     else:
         value = convert_element_type(fill_value, aval.dtype, aval.weak_type)
         out = broadcast_in_dim(value, static_shape("full_like", shape), ())
-    return out if sharding is None else hooks.put(out, sharding)
+    if sharding is not None:
+        return hooks.put(out, sharding)
+    return match_type(out, aval) if isinstance(x, Tracer) else out
 
 
 def zeros_like_array(x: Any) -> Array:

@@ -12,8 +12,7 @@ from spmd.base.tree import TreeDef, keystr, tree_flatten, tree_flatten_with_path
 from spmd.base.util import function_name
 from spmd.core.argument_names import function_source
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.axis import cast_to_vma
-from spmd.core.explicit import joined_sharding, match_sharding
+from spmd.core.explicit import joined_sharding, match_type
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import close, eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
@@ -187,7 +186,7 @@ def widen(x: Any, target: ShapedArray) -> Any:
     aval = typeof(x)
     if aval.weak_type != target.weak_type:
         x = convert_element_type(x, target.dtype, target.weak_type)
-    return match_sharding(cast_to_vma(x, target.vma, aval.vma), target)
+    return match_type(x, target)
 
 
 def with_weak_types(values: Sequence[Any], weak: Sequence[bool]) -> list[Any]:

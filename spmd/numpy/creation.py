@@ -25,7 +25,7 @@ from spmd.base.errors import (
 from spmd.base.transfers import tell_of_creation
 from spmd.compile.lazy import cuda_sharing
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.explicit import lays_out_result, match_sharding
+from spmd.core.explicit import lays_out_result, match_type
 from spmd.core.trace import EVAL, Tracer
 from spmd.numpy.promotion import (
     as_array,
@@ -379,8 +379,8 @@ def _like(name: str, a: Any, value: Any, dtype: Any, shape: Any, device: Any) ->
         result = lax.full(new_shape, value)
     else:
         result = _spread(value, tuple(new_shape), found)
-    if device is None and isinstance(a, (Array, Tracer)) and a.shape == tuple(new_shape):
-        result = match_sharding(result, typeof(a))
+    if device is None and isinstance(a, (Array, Tracer)):
+        result = match_type(result, typeof(a))
     return placed(result, device)
 
 

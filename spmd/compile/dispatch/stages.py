@@ -49,7 +49,10 @@ def describe(aval: ShapedArray, sharding: Any = None) -> ShapeDtypeStruct:
     `sharding` is that of the value, where it is known.
     """
     lies = aval.explicit if sharding is None else sharding
-    return ShapeDtypeStruct(aval.shape, aval.dtype, sharding=lies, weak_type=aval.weak_type)
+    struct = ShapeDtypeStruct(aval.shape, aval.dtype, sharding=lies, weak_type=aval.weak_type)
+    if aval.vma:
+        struct.manual_axis_type = aval.manual_axis_type
+    return struct
 
 
 def used_donations(
