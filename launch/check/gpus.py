@@ -90,8 +90,8 @@ def findings(
         "NCCL",
         f"{NCCL} {version}"
         if version
-        else f"{NCCL} is missing: pip install {NCCL}; without it, collectives go through the "
-        "host's memory",
+        else f"{NCCL} is missing: pip install spmd[cuda-mesh]; without it, collectives go through "
+        "the host's memory",
         True,
     )
     yield "peers", _peers(asked(_PEERS)) if works else "peer access: unknown without a driver", True

@@ -109,6 +109,13 @@ SETTINGS = (
         "capture repeated calls on one GPU, and give them to it as one launch",
     ),
     Setting(
+        "nccl",
+        "SPMD_NCCL",
+        "auto",
+        _one_of("auto", "always", "never"),
+        "GPUs of several ranks exchange by NCCL: auto (where all can), always, never",
+    ),
+    Setting(
         "debug",
         "SPMD_DEBUG",
         "",

@@ -159,7 +159,11 @@ class CheckedCommunicator(abc.ABC):
 
     def barrier(self) -> None:
         """Return when every rank of the group has called it."""
-        self._carry(self._barrier, make_call(Kind.BARRIER), None)
+        self.meet(make_call(Kind.BARRIER))
+
+    def meet(self, call: Call) -> None:
+        """Return when every rank of the group has come to a call whose data take another way."""
+        self._carry(self._barrier, call, None)
 
     def split(
         self, color: int | None, key: int = 0, origin: Origin = NOWHERE
@@ -187,6 +191,10 @@ class CheckedCommunicator(abc.ABC):
         """End the whole job and give `reason` to the other ranks."""
         self.announce_failure(f"rank {self.rank}: {reason}")
         self._end_job()
+
+    def trouble(self) -> str:
+        """The reason why ranks wait in vain, where the transport knows one; else nothing."""
+        return ""
 
     def announce_failure(self, text: str) -> None:  # noqa: B027
         """Make ranks that wait for this one raise `PeerError(text)`, where the transport can."""

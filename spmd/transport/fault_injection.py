@@ -21,6 +21,7 @@ import numpy as np
 
 from spmd.base.errors import InternalError, LaunchError
 from spmd.base.record import record
+from spmd.transport.call_signature import Call
 from spmd.transport.checked import CheckedCommunicator
 from spmd.transport.communicator import Counts, ReduceOp
 from spmd.transport.environment import FAULTS
@@ -261,10 +262,10 @@ class InjectingCommunicator(CheckedCommunicator):
         """See `CheckedCommunicator`."""
         self._call(buf, lambda: self.inner.broadcast(buf, root), self.inner.barrier)
 
-    def barrier(self) -> None:
-        """See `CheckedCommunicator`."""
+    def meet(self, call: Call) -> None:
+        """See `CheckedCommunicator`; the data behind the meeting can't be corrupted."""
         one = np.zeros(1, np.int32)
-        self._call(None, self.inner.barrier, lambda: self.inner.all_reduce(one))
+        self._call(None, lambda: self.inner.meet(call), lambda: self.inner.all_reduce(one))
 
     # ---- calls without faults ------------------------------------------------------------------
 
@@ -286,6 +287,10 @@ class InjectingCommunicator(CheckedCommunicator):
     def announce_failure(self, text: str) -> None:
         """See `CheckedCommunicator`."""
         self.inner.announce_failure(text)
+
+    def trouble(self) -> str:
+        """See `CheckedCommunicator`."""
+        return self.inner.trouble()
 
     def revoke(self) -> None:
         """See `CheckedCommunicator`."""

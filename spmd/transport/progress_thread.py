@@ -70,6 +70,7 @@ class ProgressThread:
         self._error: BaseException | None = None
         self._called_off = False
         self._awaited = 0
+        self._looks: list[Callable[[], bool]] = []
 
     @property
     def is_here(self) -> bool:
@@ -95,6 +96,40 @@ class ProgressThread:
             except BaseException as raised:
                 error = self._error = raised
         transfer.end(error)
+
+    def give_up(self, transfer: Request) -> None:
+        """Leave a transfer that does not end to its thread, and go on with another thread."""
+        with self._lock:
+            self._worker = Worker("spmd progress", daemon=True)
+            if self._looks:
+                self._worker.submit(self._look_again)
+        transfer.end(CalledOffError("an exchange was given up"))
+
+    # ---- looking after exchanges that others make ----------------------------------------------
+
+    def watch(self, look: Callable[[], bool]) -> None:
+        """Call `look` now and then, between exchanges and within them, until it gives False."""
+        with self._lock:
+            if look in self._looks:
+                return
+            self._looks.append(look)
+            if len(self._looks) == 1:
+                self._worker.submit(self._look_again)
+
+    def _look_again(self) -> None:
+        self._look()
+        time.sleep(PAUSE_SECONDS)
+        with self._lock:
+            if self._looks:
+                self._worker.submit(self._look_again)
+
+    def _look(self) -> None:
+        for look in list(self._looks):
+            if not look():
+                with self._lock:
+                    # It may have got something to look after meanwhile.
+                    if not look():
+                        self._looks.remove(look)
 
     def await_(self, transfer: Request, seconds: float | None = None) -> bool:
         """Wait for a transfer, which may take the waiter's core; False if it takes longer."""
@@ -131,8 +166,11 @@ class ProgressThread:
         self._error = None
 
     def check(self) -> None:
-        """Raise in the progress thread if the exchange that it waits in has been called off."""
-        if self._called_off and self.is_here:
+        """In the progress thread, within an exchange: look around, raise if it is called off."""
+        if not self.is_here:
+            return
+        self._look()
+        if self._called_off:
             raise CalledOffError("an exchange in flight was called off: its program has failed")
 
 

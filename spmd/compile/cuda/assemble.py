@@ -127,6 +127,8 @@ class Builder(ProgramBuilder):
                 return () if same else (self.copy(target, source, step.nbytes, "copy"),)
             case Exchange() if not step.rows * step.count:
                 return ()
+            case Host(on_device=True):
+                return super().step(step)
             case Host() | Exchange() | RankExchange() | While() | Branch():
                 return self.on_host(step)
         return super().step(step)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import cupy
@@ -56,6 +58,7 @@ class CupyDriver:
 
     name = "cupy"
     entries_run_python = False
+    carries_nccl = True
 
     def __init__(self) -> None:
         self._count, self._missing = _device_count()
@@ -80,6 +83,15 @@ class CupyDriver:
     def facts(self, device: int) -> DeviceFacts:
         """The name, architecture and memory of a device."""
         return self._gpu(device).facts
+
+    def bus_id(self, device: int) -> str:
+        """The PCI bus id of a device; parts of one GPU have the same."""
+        return runtime.deviceGetPCIBusId(device)
+
+    def at(self, device: int) -> AbstractContextManager[object]:
+        """Make a device this thread's current one within a `with` block."""
+        self._gpu(device)
+        return cupy.cuda.Device(device)
 
     # -- memory --
 
@@ -122,12 +134,17 @@ class CupyDriver:
 
     def free_pinned(self, device: int, address: int) -> None:
         """Free pinned memory when the work that is in the device's stream now has ended."""
+        passed = self._event(device)
+        self._leaving.append((passed, self._memory.pop(address)))
+        self._let_go()
+
+    def _event(self, device: int) -> Any:
+        """An event that happens when the work that is in the device's stream now has ended."""
         gpu = self._gpu(device)
         with cupy.cuda.Device(device):
             passed = cupy.cuda.Event(disable_timing=True)
             passed.record(gpu.stream)
-        self._leaving.append((passed, self._memory.pop(address)))
-        self._let_go()
+        return passed
 
     def _let_go(self) -> None:
         """Free the pinned memory that no work uses any more."""
@@ -221,6 +238,17 @@ class CupyDriver:
         stream = self._gpu(device).stream.ptr
         with cupy.cuda.Device(device):
             self._checked(runtime.memcpyAsync, target, source, nbytes, _ANY_DIRECTION, stream)
+
+    def clear(self, device: int, address: int, nbytes: int) -> None:
+        """Put into the device's stream that memory becomes zeros."""
+        stream = self._gpu(device).stream.ptr
+        with cupy.cuda.Device(device):
+            self._checked(runtime.memsetAsync, address, 0, nbytes, stream)
+
+    def mark(self, device: int) -> Callable[[], bool]:
+        """A function that says whether the work that is in the device's stream now has ended."""
+        passed = self._event(device)
+        return lambda: bool(passed.done)
 
     def synchronize(self, device: int) -> None:
         """Wait for the device's stream; raises a `CudaError` if any of its work failed."""

@@ -8,6 +8,8 @@ emulator's, anywhere (`SPMD_CUDA_DRIVER`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from spmd.base.record import record
@@ -46,6 +48,8 @@ class Driver(Protocol):
     name: str
     # Whether `entries` run Python code: then no program may hold the GIL while it runs.
     entries_run_python: bool
+    # Whether NCCL may be given its streams and its memory.
+    carries_nccl: bool
     entries: Entries
 
     def device_count(self) -> int:
@@ -58,6 +62,14 @@ class Driver(Protocol):
 
     def facts(self, device: int) -> DeviceFacts:
         """The name, architecture and memory of a device."""
+        ...
+
+    def bus_id(self, device: int) -> str:
+        """A name of the device that no other one of the host has, in any process."""
+        ...
+
+    def at(self, device: int) -> AbstractContextManager[object]:
+        """Make a device this thread's current one within a `with` block."""
         ...
 
     # -- memory --
@@ -136,6 +148,14 @@ class Driver(Protocol):
 
     def copy(self, device: int, target: int, source: int, nbytes: int) -> None:
         """Put a copy into the device's stream, between any memories."""
+        ...
+
+    def clear(self, device: int, address: int, nbytes: int) -> None:
+        """Put into the device's stream that memory becomes zeros."""
+        ...
+
+    def mark(self, device: int) -> Callable[[], bool]:
+        """A function that says whether the work that is in the device's stream now has ended."""
         ...
 
     def synchronize(self, device: int) -> None:

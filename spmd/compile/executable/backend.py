@@ -85,6 +85,10 @@ class Backend:
     program: Callable[
         [Encoded, Any, Callable[[], NativeProgram], Sequence[Device | None]], NativeProgram
     ] = lambda encoded, kept, again, devices: NativeProgram(encoded, again=again)
+    # A collective between processes in the memory of their devices, as a function that a step of
+    # the host calls: of a `HostCollective`, the devices of its mesh, its kind, rows and count. None
+    # if it goes through the host.
+    direct: Callable[[Any, Sequence[Device], str, int, int], Any] | None = None
     # Whether devices of a process read each other's memory.
     shares_work: bool = True
     # Passes of the platform, before those of all.

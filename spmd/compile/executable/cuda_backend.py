@@ -20,7 +20,7 @@ from spmd.compile.cuda.program import CudaProgram
 from spmd.compile.executable import cuda_reports
 from spmd.compile.executable.async_operands import deleted
 from spmd.compile.executable.backend import Backend, pointer
-from spmd.compile.lazy import cuda_assemble, definitions
+from spmd.compile.lazy import cuda_assemble, cuda_exchange, definitions
 from spmd.compile.native.program.encoded import Encoded
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
@@ -257,6 +257,11 @@ def _program(
     return made
 
 
+def _direct(collective: Any, *how: Any) -> Any:
+    """A collective between processes by NCCL, where that can be."""
+    return cuda_exchange.direct(collective, *how)
+
+
 BACKEND = Backend(
     "cuda",
     cuda_assemble,
@@ -269,6 +274,7 @@ BACKEND = Backend(
     cuda_reports.memory_report,
     _take,
     _program,
+    direct=_direct,
     shares_work=False,
     own_passes=lambda: (definitions.write_definitions,),
 )

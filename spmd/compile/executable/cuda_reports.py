@@ -19,6 +19,7 @@ from spmd.compile.cuda.program import CudaProgram
 from spmd.core.aval import ShapedArray
 from spmd.sharding.array import Array
 from spmd.sharding.future import DeviceMemory
+from spmd.transport.nccl import WATCH
 
 # Programs that are remembered, and kinds of arrays that are listed.
 _MOST_PROGRAMS = 4
@@ -48,7 +49,9 @@ def wait(gpu: Driver, device: int) -> None:
     found = _begun.get((gpu, device))
     try:
         gpu.synchronize(device)
+        WATCH.settle()
     except CudaError as error:
+        WATCH.settle()
         if not found:
             raise
         programs = "\n".join(f"  {program.described}" for program in found)

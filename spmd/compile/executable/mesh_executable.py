@@ -129,10 +129,11 @@ class MeshExecutable(Executable):
         mine = process_index()
         processes = tuple(d.process_index for d in devices)
         self.topology = Topology(mesh.shape, processes, mine, tuple(devices))
-        if self.topology.is_spread:
-            self.topology = replace(self.topology, overlaps=overlaps())
         self.devices = [devices[k] for k in self.topology.local]
         self.count, self.backend = len(self.devices), backend_of(devices[0])
+        if self.topology.is_spread:
+            direct = self.backend.direct
+            self.topology = replace(self.topology, overlaps=overlaps(), direct=direct)
         # One object for equal specs, which is found to be whole or not once.
         known = {spec: NamedSharding(mesh, spec) for spec in (*in_specs, *out_specs)}
         self.in_shardings = [known[s] for s in in_specs]

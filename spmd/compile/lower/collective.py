@@ -94,6 +94,13 @@ def _between_processes(
     )
     ins, outs = (view(source, x.aval),), (view(target, out.aval),)
     meeting = Meeting(groups, KINDS[eqn.prim.name] in ("all_reduce", "all_gather"))
+    kind, rows, count = _shape(eqn, len(groups[0]))
+    if topology.direct is not None and not collective.is_watched:
+        run = topology.direct(collective, topology.devices, kind, rows, count)
+        if run is not None:
+            name = f"{eqn.prim.name} {eqn.source.short}"
+            how = {"together": True, "meeting": meeting, "on_device": True}
+            return Host(run, ins, outs, name, eqn.source, **how)
     if topology.overlaps:
         halves = AsyncCollective(collective)
         both = halves.start, halves.wait
@@ -101,7 +108,6 @@ def _between_processes(
         return Host(
             collective.run, ins, outs, name, eqn.source, together=True, halves=both, meeting=meeting
         )
-    _, rows, count = _shape(eqn, len(groups[0]))
     plan = None
     if not collective.is_watched:
         plan = make_plan(collective, Operand(x.aval.dtype, rows, count))

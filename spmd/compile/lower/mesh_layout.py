@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ class Topology:
     """The mesh a program runs on: its axes, where each position lives, and which are here.
 
     `origins` says of each collective which one of the program's it is; empty within a process.
-    `overlaps` says whether exchanges between processes may run while the program computes.
+    `overlaps` says whether exchanges between processes may run while the program computes, and
+    `direct` how its platform makes them in the devices' own memory, see `Backend`.
     """
 
     sizes: dict[Any, int]
@@ -26,6 +28,7 @@ class Topology:
     devices: tuple[Any, ...] = ()
     origins: dict[Eqn, Origin] = field(default_factory=dict)
     overlaps: bool = False
+    direct: Callable[..., Any] | None = None
 
     @property
     def local(self) -> list[int]:

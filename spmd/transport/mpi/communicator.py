@@ -210,6 +210,11 @@ class MpiCommunicator(CheckedCommunicator):
                 f"{dead_text(self._mpi, self._links.base)} while rank {self.rank} was in {call}"
             ) from None
 
+    def trouble(self) -> str:
+        """See `CheckedCommunicator`."""
+        self._links.notices.look()
+        return self._links.notices.failure or ""
+
     def announce_failure(self, text: str) -> None:
         """See `CheckedCommunicator`; the notice goes to all ranks of the job, once."""
         self._links.notices.send_failure(text)

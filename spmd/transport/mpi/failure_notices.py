@@ -6,6 +6,7 @@ looks for them now and then. Nothing here imports mpi4py; `communicator` hands i
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -31,6 +32,7 @@ class Notices:
         self.left: dict[int, str] = {}
         self.held: set[int] = set()  # ranks that are held in a debugger
         self._ended = False
+        self._looking = threading.Lock()
 
     def send_failure(self, text: str) -> None:
         """Tell every rank that this one failed."""
@@ -62,12 +64,16 @@ class Notices:
 
     def look(self) -> None:
         """Take in the notices that have arrived, and MPI's own reports of ranks that died."""
+        if not self._looking.acquire(blocking=False):
+            return  # another thread does
         try:
             self._receive()
         except self._mpi.Exception as error:
             if not is_death(self._mpi, error, self._comm):
                 raise
             self.failure = self.failure or dead_text(self._mpi, self._comm)
+        finally:
+            self._looking.release()
 
     def _receive(self) -> None:
         status = self._mpi.Status()

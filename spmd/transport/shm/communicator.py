@@ -161,6 +161,17 @@ class ShmCommunicator(CheckedCommunicator):
         """Whether ranks read large blocks in each other's memory."""
         return self._direct_from > 0
 
+    def trouble(self) -> str:
+        """See `CheckedCommunicator`."""
+        pages = self._pages
+        if failed := pages.words[FAILED]:
+            return pages.text(failed - 1) or f"rank {failed - 1} failed"
+        for r in range(self.size):
+            # Read the state first: a rank that left in good order is no reason.
+            if self._sees_processes and pages.state(r) != LEFT and not is_running(pages, r):
+                return self._ended(r, f"while rank {self.rank} waited")
+        return ""
+
     def announce_failure(self, text: str) -> None:
         """See `CheckedCommunicator`; waiting ranks notice within a few milliseconds."""
         self._pages.set_text(RAISED, text)

@@ -29,6 +29,7 @@ DRIVER_MODULE = "spmd.compile.cuda.driver_cupy"
 RUNTIME = (
     "getDeviceCount() -> int",
     "getDeviceProperties(int device)",
+    "deviceGetPCIBusId(int device) -> str",
     "free(intptr_t ptr)",
     "pointerGetAttributes(intptr_t ptr) -> PointerAttributes",
     "driverGetVersion() -> int",
@@ -47,6 +48,7 @@ RUNTIME = (
     "graphLaunch(intptr_t graphExec, intptr_t stream)",
     "graphExecDestroy(intptr_t graphExec)",
     "memcpyAsync(intptr_t dst, intptr_t src, size_t size, int kind, intptr_t stream)",
+    "memsetAsync(intptr_t ptr, int value, size_t size, intptr_t stream)",
 )
 DRIVER = (
     "ctxGetCurrent() -> intptr_t",
@@ -250,6 +252,13 @@ class Standin:
         assert kind == 4
         assert stream == self.gpu.stream(self.device())
         _as_cupy(self.gpu.copy, self.device(), dst, src, size)
+
+    def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
+        assert value == 0 and stream == self.gpu.stream(self.device())
+        _as_cupy(self.gpu.clear, self.device(), ptr, size)
+
+    def deviceGetPCIBusId(self, device: int) -> str:
+        return self.gpu.bus_id(device)
 
     def pointerGetAttributes(self, ptr: int) -> Any:
         device = self.gpu.device_of(ptr)

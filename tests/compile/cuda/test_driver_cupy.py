@@ -43,6 +43,7 @@ def test_a_device_has_facts(standin):
     assert gpu.device_count() == 2
     facts = gpu.facts(1)
     assert (facts.name, facts.arch, facts.memory) == ("emulated GPU 1", "sm_90", 1 << 24)
+    assert gpu.bus_id(0) != gpu.bus_id(1)
     with pytest.raises(CudaError, match="CUDA device 2: there are 2"):
         gpu.facts(2)
 
@@ -55,6 +56,12 @@ def test_copies_are_in_the_stream(standin):
     assert not gpu.is_idle(0)
     gpu.synchronize(0)
     np.testing.assert_array_equal(out, X)
+    gpu.clear(0, place, 8)
+    gpu.copy(0, out.ctypes.data, place, X.nbytes)
+    is_done = gpu.mark(0)
+    while not is_done():
+        pass
+    assert (out.ravel()[:3] == [0, 0, X[0, 2]]).all()
     gpu.free(0, place)
     assert gpu.memory_in_use(0) == (0, X.nbytes)
 

@@ -81,7 +81,7 @@ def test_wheels_and_nccl(nvidia):
     wheels = [row for name, row in rows.items() if name.startswith("wheel")]
     assert [works for _, works in wheels] == [False, True]
     assert wheels[0][0].endswith("pip install spmd[cuda]")
-    assert rows["NCCL"][1] and "pip install nvidia-nccl-cu13" in rows["NCCL"][0]
+    assert rows["NCCL"][1] and "pip install spmd[cuda-mesh]" in rows["NCCL"][0]
 
 
 def test_connections(nvidia):

@@ -10,8 +10,10 @@ and drops what is behind it; unlike a GPU, the device can be used again after th
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -56,15 +58,16 @@ class EmulatorDriver:
 
     name = "emulator"
     entries_run_python = True
+    carries_nccl = False  # a test that stands in for NCCL says otherwise
 
     def __init__(
         self, devices: int = 1, mode: Mode = "checked", seed: int = 0, capacity: int = CAPACITY
     ):
         self.mode: Mode = mode
         self._gpus = [Gpu(k, capacity, seed) for k in range(devices)]
-        self._streams = Streams(devices, seed)
-        self._default_streams: dict[tuple[int, int], int] = {}
         self._lock = threading.RLock()
+        self._streams = Streams(devices, seed, threading.Condition(self._lock))
+        self._default_streams: dict[tuple[int, int], int] = {}
         # By thread of the system: Python forgets its own names of native threads after each call.
         self._current: dict[int, int] = {}
         self._modules: list[tuple[int, dict[str, Kernel]]] = []
@@ -102,6 +105,26 @@ class EmulatorDriver:
         """The name, architecture and memory of a device."""
         gpu = self._gpu(device)
         return DeviceFacts(f"emulated GPU {device}", ARCH, gpu.memory.capacity)
+
+    def bus_id(self, device: int) -> str:
+        """A name that no other emulated device has."""
+        self._gpu(device)
+        return f"emulated {os.getpid()}:{device}"
+
+    @contextmanager
+    def at(self, device: int) -> Iterator[None]:
+        """Make a device this thread's current one within a `with` block."""
+        thread = threading.get_native_id()
+        before = self._current.get(thread)
+        self._gpu(device)
+        self._current[thread] = device
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._current[thread]
+            else:
+                self._current[thread] = before
 
     # -- memory --
 
@@ -193,11 +216,31 @@ class EmulatorDriver:
             self._streams.wait_for(after, self._streams.mark(before))
 
     def mark(self, device: int) -> Callable[[], bool]:
-        """A function that says whether the work that is in the device's stream now has ended."""
+        """A function that says whether the work that is in the device's stream now has ended.
+
+        Who asks again and again lets it get on.
+        """
         with self._lock:
             self._gpu(device)
             event = self._streams.mark(device)
-            return lambda: self._streams.has_happened(event)
+
+        def has_happened() -> bool:
+            with self._lock:
+                if not event.is_done:
+                    self._streams.step(device)
+                return self._streams.has_happened(event)
+
+        return has_happened
+
+    def submit(self, stream: int, work: Callable[[], object]) -> None:
+        """Put work of another library into a stream; it gives `WAITS` while it can't go on."""
+        with self._lock:
+            self._streams.put(self._number(-1, stream), work)
+
+    def host_address(self, address: int, nbytes: int, what: str) -> int:
+        """The host's address of a range of any memory, for work of another library."""
+        with self._lock:
+            return self._memory(address, nbytes, what)
 
     def load(self, device: int, image: Compiled) -> int:
         """The handle of a module on a device; its PTX is translated."""
@@ -232,6 +275,16 @@ class EmulatorDriver:
         with self._lock:
             self._gpu(device)
             self._put_copy(device, target, source, nbytes)
+
+    def clear(self, device: int, address: int, nbytes: int) -> None:
+        """Put into the device's stream that memory becomes zeros."""
+        with self._lock:
+            self._gpu(device)
+            self._memory(address, nbytes, "clear")
+            self._streams.put(device, lambda: self._clear(address, nbytes))
+
+    def _clear(self, address: int, nbytes: int) -> None:
+        ctypes.memset(self._memory(address, nbytes, "clear"), 0, nbytes)
 
     def synchronize(self, device: int) -> None:
         """Do the work of the device's stream; raises a `CudaError` if any of it failed."""

@@ -16,6 +16,11 @@ from spmd.base.errors import CudaError
 
 # More work than this is not kept waiting.
 _LONGEST_QUEUE = 4096
+# Between two looks whether work can go on that waits for another process.
+_PAUSE_SECONDS = 0.0005
+
+# What work gives that can't go on: it is not done, and begun again later.
+WAITS = object()
 
 
 class Work:
@@ -57,12 +62,17 @@ class _Stream:
         self.last = 0  # the index of its newest work
         self.seen: Mapping[int, int] = {}
         self.captured_by: int | None = None
+        self.is_busy = False  # whether its oldest work is being done
 
 
 class Streams:
-    """All streams of some devices, by number; each device's first one has the device's number."""
+    """All streams of some devices, by number; each device's first one has the device's number.
 
-    def __init__(self, devices: int, seed: int):
+    While no work can go on, other threads have the lock of `pause`.
+    """
+
+    def __init__(self, devices: int, seed: int, pause: threading.Condition):
+        self._pause = pause
         self._streams = [_Stream(k) for k in range(devices)]
         self._random = random.Random(seed)
         # Of each stream, the newest work for which the host waited.
@@ -95,20 +105,25 @@ class Streams:
             self.step(number)
         return work
 
-    def step(self, number: int) -> None:
-        """Do the oldest work of a stream, which may be a wait for that of another."""
+    def step(self, number: int) -> bool:
+        """Begin the oldest work of a stream, which may be a wait; whether anything was done."""
         stream = self._streams[number]
-        if not stream.work or stream.captured_by is not None:
-            return
+        if not stream.work or stream.is_busy or stream.captured_by is not None:
+            return False
         work = stream.work.popleft()
         was_running, self.is_running = self.is_running, True
+        stream.is_busy, given = True, None
         try:
-            work.do()
+            given = work.do()
         except CudaError as error:
             stream.failure = stream.failure or error.text
             stream.work = deque(each for each in stream.work if each.always)
         finally:
-            work.is_done, self.is_running = True, was_running
+            stream.is_busy, self.is_running = False, was_running
+            work.is_done = given is not WAITS
+        if given is WAITS:
+            stream.work.appendleft(work)
+        return work.is_done
 
     def run(self, number: int) -> None:
         """Do all work of a stream, and of others as much as chance wants."""
@@ -116,7 +131,8 @@ class Streams:
         if stream.captured_by is not None:
             raise CudaError("a wait for a stream that is captured")
         while stream.work:
-            self.step(self._random.choice([number, *self._with_work()]))
+            if not self.step(self._random.choice([number, *self._with_work()])):
+                self._pause.wait(_PAUSE_SECONDS)
         self._note_ended(number, stream.last, stream.seen)
 
     def wait(self, number: int) -> None:
@@ -160,9 +176,11 @@ class Streams:
         if mark.stream == number:
             return
 
-        def wait() -> None:
+        def wait() -> object:
             while not mark.is_done:
-                self.step(mark.stream)
+                if not self.step(mark.stream):
+                    return WAITS
+            return None
 
         self.put(number, wait, always=True)
         stream = self._streams[number]

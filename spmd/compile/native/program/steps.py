@@ -148,6 +148,8 @@ class Host(Generic[P]):
     `inputs[j]`, `outputs[j]` are the lists of views of `devices[j]`; it is a collective, that is
     all devices must reach it, those of other processes in its `meeting` too. One that can be in
     flight while other steps run has `halves`: functions that start it and wait for it. With
+    `on_device` the views are of a device's own memory: they have an address, which nothing but its
+    driver may follow. With
     `effects` it does more than to compute its outputs. An exception stops the program and is raised
     from `run`.
     """
@@ -161,6 +163,7 @@ class Host(Generic[P]):
     halves: tuple[Any, Any] | None = None
     effects: bool = False
     meeting: Meeting | None = None
+    on_device: bool = False
 
 
 @record

@@ -1,0 +1,113 @@
+"""GPUs of several ranks exchange by NCCL: the emulator, a stand-in for NCCL, and a real mpirun."""
+
+from __future__ import annotations
+
+import subprocess
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.compile.cuda.nccl import standin
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(
+        standin.compiler() is None,
+        reason="the stand-in for NCCL needs a C compiler: gcc, clang, or pip install ziglang",
+    ),
+]
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of the stand-in."""
+    return str(standin.build(tmp_path_factory.mktemp("nccl")))
+
+
+def emulated(devices: int, **more: str) -> dict[str, str]:
+    """The environment of ranks with so many emulated GPUs each."""
+    return {
+        "SPMD_PLATFORM": "cuda",
+        "SPMD_CUDA_DRIVER": "emulator",
+        "SPMD_NUM_CUDA_DEVICES": str(devices),
+        **more,
+    }
+
+
+def test_ranks_with_gpus_give_the_bits_of_one_process(mpirun: Run, run_python: Run, library: str):
+    program = ["-m", "tests.multiprocess.programs.gpu_bits"]
+    one = run_python(program, env=emulated(8, SPMD_PROCESS_COUNT="1"))
+    four = mpirun(4, program, env=emulated(2, STANDIN_NCCL=library))
+    assert four.returncode == one.returncode == 0, four.stderr
+    lines = four.stdout.splitlines()
+    (asked,) = [line for line in lines if line.startswith("through ")]
+    assert asked.endswith("nccl: allGather allReduce recv reduceScatter send")
+    lines.remove(asked)
+    assert len(lines) > 200
+    assert sorted(lines) == sorted(one.stdout.splitlines())
+
+
+# ---- failures ----------------------------------------------------------------------------------
+
+PREAMBLE = """
+import os, time
+import numpy as np
+import spmd
+from spmd import lax
+from spmd.transport import nccl
+from tests.compile.cuda.nccl import standin
+standin.connect(os.environ["STANDIN_NCCL"])
+rank = spmd.process_index()
+x = np.ones((1, 3), np.float32)
+total = spmd.pmap(lambda x: lax.psum(x, "i"), axis_name="i")
+def fail(text):
+    os.environ["STANDIN_NCCL_FAIL"] = text
+"""
+
+LOOP = """
+for step in range(3):
+    x = total(x) / 2
+print(np.asarray(x))
+"""
+
+
+@pytest.fixture
+def job(mpirun: Run, library: str, tmp_path: Path) -> Run:
+    """`job(text)` runs a program of two ranks after the preamble; it must end by itself."""
+
+    def run(text: str, loop: str = LOOP, **env: str) -> subprocess.CompletedProcess[str]:
+        program = tmp_path / "train.py"
+        program.write_text(PREAMBLE + textwrap.dedent(text) + loop)
+        began = time.monotonic()
+        env = emulated(1, STANDIN_NCCL=library, SPMD_COLLECTIVE_TIMEOUT="3") | env
+        done = mpirun(2, [str(program)], env=env, timeout=60)
+        # Ten seconds, and twice the start of a process on a machine that is busy.
+        assert time.monotonic() - began < 40
+        return done
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "fault, line",
+    [
+        ("if rank == 0: fail('ncclGetUniqueId:2:0')", "NCCL could not make an id"),
+        ("if rank == 1: fail('ncclCommInitRank:1:0')", "NCCL could not connect 2 GPUs"),
+        ("if rank == 1: fail('ncclAllReduce:7:2')", "has not finished what it was asked to do"),
+        ("if rank == 1: fail('ncclGroupEnd:3:3')", "an internal error"),
+    ],
+    ids=["id", "init", "call", "group"],
+)
+def test_a_rank_for_which_a_call_fails(job: Run, fault: str, line: str):
+    done = job(fault)
+    who = fault[11]
+    assert done.returncode == 1
+    assert f"spmd rank {who} | spmd.errors.CollectiveError: NCCL could not" in done.stderr
+    other = f"spmd rank {1 - int(who)} | stopped at train.py:"
+    (told,) = [text for text in done.stderr.splitlines() if text.startswith(other)]
+    assert f": rank {who}: CollectiveError" in told and line in told
