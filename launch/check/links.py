@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spmd.transport import Communicator, world
+from spmd.transport import world
+from spmd.transport.communicator import Communicator
 
 SMALL, LARGE = 8, 1 << 20
 SECONDS_A_LINK = 0.05

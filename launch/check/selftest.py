@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spmd.transport import Communicator, ReduceOp, world
+from spmd.transport import world
+from spmd.transport.communicator import Communicator, ReduceOp
 
 DTYPES = ("bool", "int8", "int32", "uint64", "float16", "float32", "float64", "complex128")
 SIZES = (4, 1 << 10, 64 << 10, 1 << 20, 16 << 20)
