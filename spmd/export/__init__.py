@@ -12,7 +12,9 @@ from spmd.export.encode import (
     register_pytree_node_serialization,
 )
 from spmd.export.exported import (
+    DisabledSafetyCheck,
     Exported,
+    default_export_platform,
     deserialize,
     export,
     maximum_supported_calling_convention_version,

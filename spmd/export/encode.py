@@ -418,16 +418,28 @@ def register_pytree_node_serialization(
     """
     entry = Registered(nodetype, serialized_name, serialize_auxdata, deserialize_auxdata)
     before = _registered.get(serialized_name)
-    if before is not None and before.kind is not nodetype:
+    if before is not None:
         raise ArgumentError(
-            f"register_pytree_node_serialization: {serialized_name!r} is {before.kind.__name__}"
+            f"register_pytree_node_serialization: {serialized_name!r} is {before.kind.__name__} "
+            "already; choose another name"
         )
+    for entry_of_kind in _registered.values():
+        if entry_of_kind.kind is nodetype:
+            raise ArgumentError(
+                f"register_pytree_node_serialization: {nodetype.__name__} is registered already, "
+                f"as {entry_of_kind.name!r}"
+            )
     _registered[serialized_name] = entry
     return nodetype
 
 
 def register_namedtuple_serialization(nodetype: Any, *, serialized_name: str) -> Any:
     """Let exported files hold a named tuple; its fields are the loading program's."""
+    if not (isinstance(nodetype, type) and hasattr(nodetype, "_fields")):
+        raise ArgumentError(
+            f"register_namedtuple_serialization: {nodetype!r} is no named tuple; use "
+            "register_pytree_node_serialization for other classes"
+        )
     tree_flatten(nodetype(*nodetype._fields))  # the class is known once a tuple was flattened
     return register_pytree_node_serialization(
         nodetype,

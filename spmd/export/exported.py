@@ -10,14 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 from spmd.api.compiled import jit
 from spmd.api.reverse import vjp as vjp_of
 from spmd.base import dtypes
 from spmd.base.config import config
-from spmd.base.errors import ArgumentError, DtypeError, GradError, PytreeError, ShapeError
+from spmd.base.device import default_backend
+from spmd.base.errors import (
+    ArgumentError,
+    DtypeArgumentError,
+    PytreeError,
+    RuleError,
+    ShapeError,
+)
+from spmd.base.source import is_ours
 from spmd.base.tree import (
     TreeDef,
     keystr,
@@ -53,6 +61,47 @@ minimum_supported_calling_convention_version = 1
 _MAGIC = "spmd.export"
 
 
+def default_export_platform() -> str:
+    """Return the name of the platform in use, as `platforms=` of `export` takes it.
+
+    >>> from spmd import export
+    >>> export.default_export_platform()
+    'cpu'
+    """
+    return default_backend()
+
+
+@dataclass(frozen=True)
+class DisabledSafetyCheck:
+    """A check that an exported function leaves out; `platform()` and `custom_call(name)` make one.
+
+    Without that of the platform a call does not ask whether `platforms` of the export has the one
+    in use. No program has custom calls here, so a check of those is only noted.
+    """
+
+    _name: str
+
+    @classmethod
+    def platform(cls) -> DisabledSafetyCheck:
+        """Leave out the check that the function is exported for the platform in use."""
+        return cls("platform")
+
+    @classmethod
+    def custom_call(cls, target_name: str) -> DisabledSafetyCheck:
+        """Leave out the check of a custom call."""
+        return cls(f"custom_call:{target_name}")
+
+    def is_custom_call(self) -> str | None:
+        """The name of the custom call that is not checked; None for another check."""
+        kind, _, name = self._name.partition(":")
+        return name if kind == "custom_call" else None
+
+    def __str__(self) -> str:
+        return self._name
+
+    __repr__ = __str__
+
+
 @dataclass(frozen=True, eq=False)
 class Exported:
     """A function with its shapes, as `export` makes it and `deserialize` reads it.
@@ -75,11 +124,29 @@ class Exported:
     # For each argument and each result its sharding as it is written, or None.
     _in_lies: tuple[Any, ...] = field(repr=False, default=())
     _out_lies: tuple[Any, ...] = field(repr=False, default=())
+    disabled_safety_checks: tuple[DisabledSafetyCheck, ...] = field(repr=False, default=())
     _programs: dict[Any, Any] = field(repr=False, default_factory=dict)
 
     calling_convention_version = maximum_supported_calling_convention_version
     # Constants are written into the program.
     uses_global_constants = False
+    # A program with effects can't be exported: Python functions are in no file.
+    ordered_effects: ClassVar[tuple[Any, ...]] = ()
+    unordered_effects: ClassVar[tuple[Any, ...]] = ()
+
+    @property
+    def module_kept_var_idx(self) -> tuple[int, ...]:
+        """The positions of the flat arguments that the program takes: all."""
+        return tuple(range(len(self.in_avals)))
+
+    @property
+    def mlir_module_serialized(self) -> bytes:
+        """The program as bytes: its text."""
+        return self.mlir_module().encode()
+
+    def mlir_module(self) -> str:
+        """The program as text: the document that `serialize` writes, as there is no MLIR here."""
+        return pretty(self.document)
 
     @property
     def nr_devices(self) -> int:
@@ -122,15 +189,27 @@ class Exported:
                 f"{self.fun_name}: exported with enable_x64={self._x64}, called with "
                 f"enable_x64={config.enable_x64}; the dtypes of its program would differ"
             )
+        self._check_platform()
         outs = self._program(sizes)(*leaves)
         return tree_unflatten(self.out_tree, outs)
+
+    def _check_platform(self) -> None:
+        used = default_backend()
+        left_out = DisabledSafetyCheck.platform() in self.disabled_safety_checks
+        if used not in self.platforms and not left_out:
+            raise ArgumentError(
+                f"{self.fun_name}: exported for the platforms {self.platforms}, called on {used!r};"
+                f" export it with platforms={(*self.platforms, used)}"
+            )
 
     def _solve(self, avals: Sequence[ShapedArray], names: Sequence[str]) -> dict[str, int]:
         pairs: list[tuple[Size, int, str]] = []
         for given, wanted, name in zip(avals, self.in_avals, names, strict=True):
             what = f"{self.fun_name}: argument {name}"
             if given.dtype != wanted.dtype:
-                raise DtypeError(f"{what} is {given}, exported for {wanted}; convert it first")
+                raise DtypeArgumentError(
+                    f"{what} is {given}, exported for {wanted}; convert it first"
+                )
             if given.ndim != len(wanted.shape):
                 raise ShapeError(f"{what} is {given}, exported for {wanted}")
             for d, (size, n) in enumerate(zip(wanted.shape, given.shape, strict=True)):
@@ -184,7 +263,7 @@ class Exported:
 
     def _need_vjp(self) -> Callable[[], Exported]:
         if self._get_vjp is None:
-            raise GradError(
+            raise RuleError(
                 f"{self.fun_name}: this exported function has no derivative; "
                 "write the file with serialize(vjp_order=1), or 2 for the second derivative"
             )
@@ -212,6 +291,7 @@ class Exported:
             "constraints": [c.text for c in self._constraints],
             "enable_x64": self._x64,
             "platforms": list(self.platforms),
+            "unchecked": [str(check) for check in self.disabled_safety_checks],
             "program": self.document,
             "vjp": self.vjp()._as_json(vjp_order - 1) if vjp_order > 0 else None,
         }
@@ -252,13 +332,24 @@ def export(
     >>> str(doubled)
     'Exported <lambda>(f32[b,2]) -> (f32[b,2])'
     """
+    code = getattr(fun_jit, "__code__", None)
+    if code is not None and is_ours(code.co_filename):
+        fun_jit = jit(fun_jit)  # what JAX has as a jitted function: sin, softmax
     if not isinstance(fun_jit, JitFunction):
         raise ArgumentError(f"export: the function must be jitted, got {fun_jit!r}; use jit(f)")
-    where = tuple(platforms) if platforms is not None else ("cpu", "cuda")
+    where = tuple(platforms or ("cpu", "cuda"))
+    unchecked = tuple(disabled_checks)
+    for check in unchecked:
+        if not isinstance(check, DisabledSafetyCheck):
+            raise ArgumentError(
+                f"export: disabled_checks has {check!r}; give DisabledSafetyChecks, such as "
+                "export.DisabledSafetyCheck.platform()"
+            )
 
     def do_export(*args: Any, **kwargs: Any) -> Exported:
         leaves, tree = tree_flatten((args, kwargs))
-        return _export(fun_jit, [info_of(x) for x in leaves], tree, where)
+        made = _export(fun_jit, [info_of(x) for x in leaves], tree, where)
+        return replace(made, disabled_safety_checks=unchecked)
 
     return do_export
 
@@ -483,4 +574,5 @@ def _from_json(node: dict[str, Any]) -> Exported:
         None if derivative is None else (lambda: _from_json(derivative)),
         tuple(info.get("placed") for info in in_avals),
         tuple(info.get("placed") for info in out_avals),
+        tuple(map(DisabledSafetyCheck, node.get("unchecked", ()))),
     )

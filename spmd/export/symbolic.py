@@ -218,7 +218,13 @@ def symbolic_shape(
     if scope is not None and constraints:
         raise ArgumentError("symbolic_shape: give constraints when the scope is made, or no scope")
     scope = scope or (SymbolicScope(constraints) if constraints else None)
-    text = "..." if shape_spec is None else shape_spec.strip().strip("()")
+    if not isinstance(shape_spec, str | None):
+        raise ArgumentError(
+            f"symbolic_shape: give a text such as 'b, 4' or None, got {shape_spec!r}"
+        )
+    text = "..." if shape_spec is None else shape_spec.strip()
+    if text[:1] == "(" and text[-1:] == ")":
+        text = text[1:-1]
     parts = [part.strip() for part in text.split(",") if part.strip()]
     out: list[Size] = []
     for k, part in enumerate(parts):
