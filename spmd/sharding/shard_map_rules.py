@@ -35,8 +35,10 @@ from spmd.core.vmap import BatchAxis, batch_jaxpr, fronts
 from spmd.lax.arithmetic import div
 from spmd.lax.control import inner_axes, inner_effects
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
+from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.manual_sums import aval_with_sets, without_sets
 from spmd.sharding.named import NamedSharding
+from spmd.sharding.operand_layouts import check_on_devices
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 # Only maps under `disable_jit`, or with a collective in a branch, need these.
@@ -229,9 +231,35 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     jvp, out_flags, specs = derived(jaxpr, key, make)
     given = [t for t in tangents if not isinstance(t, Zero)]
     changes = {"jaxpr": jvp, "in_specs": (*ins, *_where(flags, ins)), "out_specs": specs}
-    found = shard_map_p.bind(*primals, *given, **(params | changes))
+    found = _bound([*primals, *given], params | changes)
     found, out_tangents = split_list(found, [len(jaxpr.out_avals)])
     return found, spread(out_flags, out_tangents, [typeof(x).tangent() for x in found])
+
+
+def _bound(operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """The map that a rule has made. The call of a `pmap` moves operands, which no other map does.
+
+    Maps with types are checked where they are evaluated.
+    """
+    if params["kind"] == "pmap" and is_evaluated():
+        check_devices_of_map(operands, params)
+    return shard_map_p.bind(*operands, **params)
+
+
+def check_devices_of_map(operands: Sequence[Any], params: dict[str, Any]) -> None:
+    """Raise a DeviceError if a map's operand or constant is committed to other devices."""
+    devices = tuple([d.id for d in params["mesh"].flat_devices()])
+    closed = params["jaxpr"]
+
+    def describe(k: int) -> tuple[str, str, str, str]:
+        names = closed.jaxpr.arg_names
+        name = names[k] if k < len(names) else ""
+        fix = f"device_put({name or 'x'}, NamedSharding(mesh, spec))"
+        if k >= len(operands):
+            name = "an array from outside, which it uses,"
+        return f"shard_map({params['name']})", name or f"operand {k}", "the mesh", fix
+
+    check_on_devices(devices, [*operands, *closed.consts], describe)
 
 
 def _where(flags: Sequence[bool], items: Sequence[Any]) -> tuple[Any, ...]:
@@ -255,7 +283,7 @@ def _linearize(trace: LinearizeTrace, primals: Any, tangents: Any, **params: Any
     key = ("shard_map linearize", tuple(flags), mesh, kind, outs)
     primal, linear, specs, out_specs, out_nonzero = derived(jaxpr, key, make)
     changes = {"jaxpr": primal, "out_specs": out_specs[0]}
-    found = shard_map_p.bind(*primals, **(params | changes))
+    found = _bound(primals, params | changes)
     found, residuals = split_list(found, [len(jaxpr.out_avals)])
     given = [t for t in tangents if not isinstance(t, Zero)]
     changes = {
@@ -328,7 +356,7 @@ def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
         "out_specs": specs,
         "name": f"transpose_{params['name']}",
     }
-    found = shard_map_p.bind(*residuals, *given, **(params | changes))
+    found = _bound([*residuals, *given], params | changes)
     avals = [x.aval for x in operands if isinstance(x, Linear)]
     rest = iter(spread(in_flags, found, avals))
     return [next(rest) if lin else None for lin in linear]
@@ -382,7 +410,7 @@ def _batch(axis: Any, operands: Any, at: Any, **params: Any) -> Any:
         "in_specs": tuple(_deeper(s, f, split) for s, f in zip(ins, flags, strict=True)),
         "out_specs": specs,
     }
-    found = shard_map_p.bind(*fronts(axis, operands, at), **(params | changes))
+    found = _bound(fronts(axis, operands, at), params | changes)
     return found, [0 if b else None for b in out_flags]
 
 

@@ -83,7 +83,11 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "in_shardings": lambda x: spmd.jit(lambda x: x * 2, in_shardings=over(0, 1, 2, 3))(x),
     "grad of a map": lambda x: spmd.vjp(double, x)[1](snp.asarray(x) if x is X else X)[0],
     "grad of a constraint": lambda x: spmd.vjp(held, x)[0],
+    "grad of a map without types": lambda x: spmd.vjp(untyped, x)[0],
+    "grad of a pmap": lambda x: spmd.grad(lambda x: (mapped(x) ** 2).sum() / 4)(x),
+    "vmap of a pmap": lambda x: spmd.vmap(mapped)(x[None])[0],
     "jvp": lambda x: spmd.jvp(double, (x,), (X,))[0],
+    "jvp of a map without types": lambda x: spmd.jvp(untyped, (x,), (X,))[0],
     "jit of grad": lambda x: spmd.jit(spmd.grad(lambda x: (double(x) ** 2).sum() / 4))(x),
     "used inside": lambda x: spmd.shard_map(
         lambda a: a + x, mesh=line(0, 1, 2, 3), in_specs=P(), out_specs=P()

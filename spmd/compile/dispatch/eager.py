@@ -58,7 +58,7 @@ from spmd.sharding.operand_layouts import (
     in_scope_mesh,
     layouts_of,
 )
-from spmd.sharding.shard_map_rules import shard_map_p
+from spmd.sharding.shard_map_rules import check_devices_of_map, shard_map_p
 from spmd.sharding.spec import Mesh
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         return _in_scope(state.mesh, prim, operands, params)
     if prim is shard_map_p and "manual" not in params:
         if params["kind"] == "manual":
-            _check_devices_of_map(operands, params)
+            check_devices_of_map(operands, params)
         return mesh_executable.evaluate_map(params, operands)
     if config.transfer_guard_host_to_device != "allow":
         _guard_transfers(prim, operands)
@@ -204,22 +204,6 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         if device is not None:
             executable.place(outs, executable.common_home(operands))
     return outs if prim.multiple else outs[0]
-
-
-def _check_devices_of_map(operands: Sequence[Any], params: dict[str, Any]) -> None:
-    """Raise a DeviceError if a map's operand or constant is committed to other devices."""
-    devices = tuple([d.id for d in params["mesh"].flat_devices()])
-    closed = params["jaxpr"]
-
-    def describe(k: int) -> tuple[str, str, str, str]:
-        names = closed.jaxpr.arg_names
-        name = names[k] if k < len(names) else ""
-        fix = f"device_put({name or 'x'}, NamedSharding(mesh, spec))"
-        if k >= len(operands):
-            name = "an array from outside, which it uses,"
-        return f"shard_map({params['name']})", name or f"operand {k}", "the mesh", fix
-
-    check_on_devices(devices, [*operands, *closed.consts], describe)
 
 
 def _in_scope(mesh: Mesh, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
