@@ -161,7 +161,7 @@ def _cumulative(
     return prim
 
 
-def _logaddexp(x: Any, y: Any) -> Any:
+def logaddexp(x: Any, y: Any) -> Any:
     """`log(exp(x) + exp(y))`; where that is infinite or NaN, the larger of the two."""
     larger = max(x, y)
     finite = is_finite(larger)
@@ -184,5 +184,5 @@ cumprod_p = _cumulative(
 cummax_p = _cumulative("cummax", ORDERED, lambda xp, x, axis: xp.maximum.accumulate(x, axis), max)
 cummin_p = _cumulative("cummin", ORDERED, lambda xp, x, axis: xp.minimum.accumulate(x, axis), min)
 cumlogsumexp_p = _cumulative(
-    "cumlogsumexp", FLOAT, lambda xp, x, axis: xp.logaddexp.accumulate(x, axis), _logaddexp
+    "cumlogsumexp", FLOAT, lambda xp, x, axis: xp.logaddexp.accumulate(x, axis), logaddexp
 )

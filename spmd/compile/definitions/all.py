@@ -1,9 +1,13 @@
 """All definitions: importing this module declares them."""
 
 from spmd.compile.definitions import (  # noqa: F401  (they declare definitions)
+    combinations,
+    complex_functions,
     factors,
+    fourier,
     householder,
     jacobi,
+    random_words,
 )
 from spmd.compile.definitions.table import write_definitions
 

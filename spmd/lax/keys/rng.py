@@ -84,7 +84,7 @@ def _philox_bits(key: Any, counter: Any, count: int, dtype: np.dtype) -> tuple[A
 
 def _threefry_bits(key: Any, counter: Any, shape: Any, dtype: np.dtype) -> tuple[Any, int]:
     k0, k1 = (part.astype(_WORD) for part in _halves(key))
-    whole, at = (shape, None) if dtype == _LONG else _halved(shape)
+    whole, at = (shape, None) if dtype == _LONG else halved(shape)
     count = math.prod(whole)
     # XLA numbers the elements with the last dims fastest.
     with np.errstate(over="ignore"):
@@ -100,7 +100,7 @@ def _threefry_bits(key: Any, counter: Any, shape: Any, dtype: np.dtype) -> tuple
     return out[tuple(slice(n) for n in shape)].astype(dtype), count
 
 
-def _halved(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+def halved(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """The shape with one dim halved: the first of even size, or else the largest; and which."""
     if not shape:
         return (1,), 0

@@ -7,20 +7,14 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.compile.definitions.all import write_definitions
-from spmd.core.rewrite import eval_closed
+from tests.compile.definitions.compiled import by_definition
 
 RNG = np.random.default_rng(0)
 
 
-def by_definition(function, *operands):
-    closed = spmd.make_jaxpr(function)(*operands)
-    defined = write_definitions(closed)
-    assert "while" in defined.jaxpr.primitives or "scan" in defined.jaxpr.primitives
-    found = spmd.jit(lambda *xs: eval_closed(defined, *xs))(*operands)
-    wanted = spmd.jit(function)(*operands)
-    found, wanted = (spmd.tree_util.tree_leaves(x) for x in (found, wanted))
-    return [np.asarray(x) for x in found], [np.asarray(x) for x in wanted]
+def both_ways(name, function, *operands):
+    wanted = spmd.tree_util.tree_leaves(spmd.jit(function)(*operands))
+    return by_definition(function, name, *operands), [np.asarray(x) for x in wanted]
 
 
 def matrices(kind: str, *shape: int) -> np.ndarray:
@@ -50,7 +44,7 @@ KINDS = ["random", "rank one", "zero", "large", "nan"]
 def test_eigh(kind):
     x = matrices(kind, 9, 9)
     x = x + np.conj(x.swapaxes(1, 2))
-    (v, w), (_, wanted) = by_definition(lambda x: lax.linalg.eigh(x, symmetrize_input=False), x)
+    (v, w), (_, wanted) = both_ways("eigh", lambda x: lax.linalg.eigh(x, symmetrize_input=False), x)
     if kind == "nan":
         assert np.isnan(v[0]).all() and np.isnan(w[0]).all()
         v, w, wanted, x = v[1:], w[1:], wanted[1:], x[1:]
@@ -64,7 +58,7 @@ def test_eigh(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_svd(kind):
     x = matrices(kind, 7, 4)
-    (u, s, vh), (_, wanted, _) = by_definition(lambda x: tuple(lax.linalg.svd(x)), x)
+    (u, s, vh), (_, wanted, _) = both_ways("svd", lambda x: tuple(lax.linalg.svd(x)), x)
     if kind == "nan":
         assert all(np.isnan(y[0]).all() for y in (u, s, vh))
         u, s, vh, wanted, x = (y[1:] for y in (u, s, vh, wanted, x))
@@ -79,6 +73,6 @@ def test_svd(kind):
 def test_factors_that_do_not_exist_are_nan():
     a = np.array([[[4.0, 2.0], [2.0, 1.0]], [[4.0, 2.0], [2.0, 5.0]]], np.float32)
     for name, operands in (("cholesky", (a,)), ("solve", (a, a))):
-        found, wanted = by_definition(getattr(lax.linalg, name), *operands)
+        found, wanted = both_ways(name, getattr(lax.linalg, name), *operands)
         assert np.isnan(found[0][0]).any()
         np.testing.assert_allclose(found[0], wanted[0], atol=1e-6)

@@ -1,0 +1,71 @@
+"""Definitions of elementwise functions, Fourier transforms and random bits."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import spmd
+from spmd import lax
+from tests.compile.definitions.compiled import by_definition
+
+NAMES = (
+    "acos acosh asin asinh atan atanh cos cosh exp2 expm1 log1p logistic rsqrt sign sin sinh tan "
+    "tanh"
+).split()
+IN_NUMPY = {"logistic": lambda z: 1 / (1 + np.exp(-z)), "rsqrt": lambda z: 1 / np.sqrt(z)}
+# Where products with infinite numbers count for less than the function's limit.
+PARTS = (0.0, -0.0, 1, -1, 0.5, -0.5, 2, -3, 1e-3, 1e-9, -1e-6, 0.99, 1.01, 10, -20, 50, -1e4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_complex_functions_are_those_of_numpy(name):
+    z = np.array([complex(x, y) for x, y in itertools.product(PARTS, PARTS)])
+    wanted_of = IN_NUMPY.get(name) or getattr(np, name.replace("a", "arc", name[0] == "a"))
+    with np.errstate(all="ignore"):
+        wanted = wanted_of(z.astype(np.complex64).astype(np.complex128)).astype(np.complex64)
+    (found,) = by_definition(getattr(lax, name), name, z.astype(np.complex64))
+    known = np.isfinite(wanted) & (np.abs(wanted) > 0)
+    found, wanted, z = (np.asarray(x)[known] for x in (found, wanted, z))
+    error = np.abs(found - wanted) / np.abs(wanted)
+    # The angle of exp2, a product with log 2, is rounded.
+    limit = 4e-7 if name != "exp2" else 4e-7 + 6e-8 * np.abs(np.imag(z))
+    assert np.all(error < limit), z[error.argmax()]
+    # Both sides of a branch cut.
+    for x, y in (map(np.real, (found, wanted)), map(np.imag, (found, wanted))):
+        large = np.abs(y) > 1e-6 * np.abs(wanted)
+        np.testing.assert_array_equal(np.signbit(x)[large], np.signbit(y)[large])
+
+
+@pytest.mark.parametrize("size", [1, 32, 33, 37, 64, 74, 360])
+def test_fourier_transforms_of_all_kinds_of_sizes(size):
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(2, size)) + 1j * rng.normal(size=(2, size))).astype(np.complex64)
+    half = x[:, : size // 2 + 1]
+    for kind, given in (("fft", x), ("ifft", x), ("rfft", x.real.copy()), ("irfft", half)):
+        (found,) = by_definition(lambda x, kind=kind: lax.fft(x, kind, (size,)), "fft", given)
+        sizes = (size,) if kind == "irfft" else ()
+        wanted = getattr(np.fft, kind)(given.astype(np.result_type(given, np.float64)), *sizes)
+        np.testing.assert_allclose(found, wanted, 0, 1e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(
+    "algorithm", [lax.RandomAlgorithm.RNG_PHILOX, lax.RandomAlgorithm.RNG_THREE_FRY]
+)
+def test_random_bits_are_those_of_the_host(algorithm):
+    with spmd.enable_x64(True):
+        states = [
+            np.array([1, 2, 2**32 - 2, 2**32 - 1], np.uint32),
+            np.array([5, 2**64 - 2], np.uint64),
+        ]
+        kinds = [("u1", ()), ("u2", (3,)), ("u4", (3, 5)), ("u4", (2, 4)), ("u8", (3, 2))]
+        for state, (dtype, shape) in itertools.product(states, kinds):
+
+            def draw(state, dtype=dtype, shape=shape):
+                return lax.rng_bit_generator(state, shape, dtype, algorithm)
+
+            found = by_definition(draw, "rng_bit_generator", state)
+            for x, y in zip(found, draw(state), strict=True):
+                np.testing.assert_array_equal(x, y)
