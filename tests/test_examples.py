@@ -34,12 +34,12 @@ SAYS = {
 pytest.importorskip("sklearn", reason='needs pip install ".[examples]"')
 
 
-def arguments(name: str, folder: Path) -> list[str]:
+def example_arguments(name: str, folder: Path) -> list[str]:
     out = ["--out", str(folder)] if name == "train_digits" else []
     return [str(ROOT / "examples" / f"{name}.py"), *TOY[name], *out]
 
 
-def check(name: str, printed: str) -> None:
+def check_example(name: str, printed: str) -> None:
     found = re.search(SAYS[name], printed)
     assert found, printed
     for number in found.groups():
@@ -48,17 +48,17 @@ def check(name: str, printed: str) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_in_one_process(path, run_python, tmp_path):
-    done = run_python([*arguments(path.stem, tmp_path), "--devices", "4"])
+    done = run_python([*example_arguments(path.stem, tmp_path), "--devices", "4"])
     assert done.returncode == 0, done.stderr
-    check(path.stem, done.stdout)
+    check_example(path.stem, done.stdout)
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", sorted(set(TOY) - {"train_digits"}))
 def test_example_over_ranks(name, mpirun, tmp_path):
-    done = mpirun(2, [*arguments(name, tmp_path), "--devices", "2"])
+    done = mpirun(2, [*example_arguments(name, tmp_path), "--devices", "2"])
     assert done.returncode == 0, done.stderr
-    check(name, done.stdout)
+    check_example(name, done.stdout)
 
 
 @pytest.mark.mpi
@@ -66,7 +66,7 @@ def test_loss_curve_does_not_depend_on_how_devices_are_spread(run_python, mpirun
     curves = {}
     for ranks, devices in ((1, 4), (4, 1), (2, 2)):
         folder = tmp_path / f"{ranks}x{devices}"
-        arguments = [*arguments("train_digits", folder), "--devices", str(devices)]
+        arguments = [*example_arguments("train_digits", folder), "--devices", str(devices)]
         done = run_python(arguments) if ranks == 1 else mpirun(ranks, arguments)
         assert done.returncode == 0, done.stderr
         result = json.loads((folder / "loss.json").read_text())

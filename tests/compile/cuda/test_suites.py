@@ -16,7 +16,7 @@ from spmd.compile.executable.executable import compile_jaxpr
 from tests.collectives.table import AXIS, CASES, OURS
 from tests.compile.programs import by_impl, random_program
 from tests.lax.test_records import assert_close
-from tests.test_examples import TOY, arguments, check
+from tests.test_examples import TOY, check_example, example_arguments
 
 DEVICES = 4
 ON_EMULATOR = {
@@ -73,6 +73,6 @@ QUICK = ("batched_predict", "ring_all_reduce")
     [pytest.param(n, marks=() if n in QUICK else pytest.mark.nightly) for n in sorted(TOY)],
 )
 def test_an_example(name, run_python, tmp_path):
-    done = run_python([*arguments(name, tmp_path)], env=ON_EMULATOR, timeout=280)
+    done = run_python(example_arguments(name, tmp_path), env=ON_EMULATOR, timeout=280)
     assert done.returncode == 0, done.stderr
-    check(name, done.stdout)
+    check_example(name, done.stdout)
