@@ -42,6 +42,7 @@ class _Gpu:
             runtime.free(0)  # makes the context that CuPy and the runtime share
             self.context = cuda.ctxGetCurrent()
             self.stream = cupy.cuda.Stream(non_blocking=True)
+            self.exchange_stream = cupy.cuda.Stream(non_blocking=True)
             self.pool = cupy.cuda.MemoryPool()
             facts = runtime.getDeviceProperties(number)
         name = facts["name"]
@@ -70,7 +71,7 @@ class CupyDriver:
         # Pinned memory that is freed when an event has happened.
         self._leaving: deque[tuple[Any, Any]] = deque()
         self._pinned_pool = cupy.cuda.PinnedMemoryPool()
-        self.entries = _entries() if self._count else Entries(0, 0, 0, 0)
+        self.entries = _entries() if self._count else Entries(*[0] * 6)
 
     def device_count(self) -> int:
         """How many devices this process sees; 0 where there is no GPU or no driver."""
@@ -172,6 +173,21 @@ class CupyDriver:
     def stream(self, device: int) -> int:
         """The handle of the device's stream."""
         return self._gpu(device).stream.ptr
+
+    def exchange_stream(self, device: int) -> int:
+        """The handle of the device's stream for exchanges."""
+        return self._gpu(device).exchange_stream.ptr
+
+    def new_event(self, device: int) -> int:
+        """The handle of an event."""
+        self._gpu(device)
+        with cupy.cuda.Device(device):
+            return self._checked(runtime.eventCreateWithFlags, _WITHOUT_TIME)
+
+    def free_event(self, device: int, event: int) -> None:
+        """Free an event, when it has happened."""
+        with cupy.cuda.Device(device):
+            runtime.eventDestroy(event)
 
     def order(self, device: int, first: int, then: int) -> None:
         """Let work that comes into stream `then` wait for the work that is in stream `first`."""
@@ -319,7 +335,10 @@ def library() -> Any:
 
 def _entries() -> Entries:
     """The functions of `libcuda`, by address."""
-    names = "cuCtxSetCurrent", "cuLaunchKernel", "cuMemcpyAsync", "cuStreamSynchronize"
+    names = (
+        *("cuCtxSetCurrent", "cuLaunchKernel", "cuMemcpyAsync", "cuStreamSynchronize"),
+        *("cuEventRecord", "cuStreamWaitEvent"),
+    )
     functions = [getattr(library(), name) for name in names]
     return Entries(*[ctypes.cast(f, ctypes.c_void_p).value or 0 for f in functions])
 

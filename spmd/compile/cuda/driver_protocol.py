@@ -34,12 +34,16 @@ class Entries:
             pointers to the arguments, null)
     copy    cuMemcpyAsync(target, source, bytes, stream): between any memories
     wait    cuStreamSynchronize(stream)
+    record  cuEventRecord(event, stream)
+    wait_event  cuStreamWaitEvent(stream, event, 0)
     """
 
     current: int
     launch: int
     copy: int
     wait: int
+    record: int
+    wait_event: int
 
 
 class Driver(Protocol):
@@ -109,6 +113,18 @@ class Driver(Protocol):
 
     def stream(self, device: int) -> int:
         """The handle of the device's stream for programs: its work runs in order, later."""
+        ...
+
+    def exchange_stream(self, device: int) -> int:
+        """The handle of the device's stream for exchanges with other devices."""
+        ...
+
+    def new_event(self, device: int) -> int:
+        """The handle of an event, for which nothing waits before it is recorded."""
+        ...
+
+    def free_event(self, device: int, event: int) -> None:
+        """Free an event; what waits for it goes on waiting."""
         ...
 
     def order(self, device: int, first: int, then: int) -> None:

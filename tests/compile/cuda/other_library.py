@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import CudaError
 from spmd.compile.cuda import capsules
 from spmd.compile.cuda.driver import Driver, driver
 from spmd.compile.cuda.emulator.driver import EmulatorDriver
@@ -18,12 +19,12 @@ from spmd.compile.cuda.emulator.driver import EmulatorDriver
 class Memory:
     """Memory of a GPU, which is poisoned when nobody refers to it."""
 
-    def __init__(self, device: int, nbytes: int):
-        self.gpu, self.device = driver(), device
-        self.address = self.gpu.allocate(device, nbytes)
+    def __init__(self, gpu: EmulatorDriver, device: int, nbytes: int, stream: int):
+        self.gpu, self.device, self.stream = gpu, device, stream
+        self.address = gpu.allocate(device, nbytes, stream)
 
     def __del__(self) -> None:
-        self.gpu.free(self.device, self.address)
+        self.gpu.free(self.device, self.address, self.stream)
 
 
 class Library:
@@ -43,7 +44,9 @@ class Library:
     def synchronize(self) -> None:
         """Wait for the library's stream."""
         self._entry("current", 1)(self.gpu.context(self.device))
-        assert self._entry("wait", 1)(self.stream) == 0
+        code = self._entry("wait", 1)(self.stream)
+        if code:
+            raise CudaError(self.gpu.error(code))
 
     def _entry(self, name: str, args: int) -> Any:
         kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * args)
@@ -52,7 +55,7 @@ class Library:
     def array(self, value: np.ndarray, first: int = 0) -> TheirArray:
         """The values on the GPU, later; they begin `first` bytes into the memory."""
         value = np.array(value, order="K")
-        memory = Memory(self.device, first + value.nbytes)
+        memory = Memory(self.gpu, self.device, first + value.nbytes, self.stream)
         self.enqueue_copy(
             memory.address + first, value.__array_interface__["data"][0], value.nbytes
         )

@@ -79,9 +79,9 @@ class Standin:
     def __init__(self, gpu: EmulatorDriver):
         self.gpu, self.images = gpu, dict[bytes, Compiled]()
         self.here = threading.local()
-        self.events = dict[int, tuple[int, int]]()  # device and stream where they were recorded
         CUDADriverError.texts = gpu.error
         self.driver: Any = None  # the driver over it
+        self.with_stream = set[int]()  # devices that have one
         self.others = 0  # bytes of other processes
         runtime = _module("cupy_backends.cuda.api.runtime", RUNTIME, self)
         driver = _module("cupy_backends.cuda.api.driver", DRIVER, self)
@@ -137,7 +137,10 @@ class Standin:
 
         class Stream:
             def __init__(self, null: bool = False, non_blocking: bool = False):
-                self.device, self.ptr = standin.device(), gpu.stream(standin.device())
+                self.device = device = standin.device()
+                is_first = device not in standin.with_stream
+                standin.with_stream.add(device)
+                self.ptr = gpu.stream(device) if is_first else gpu.exchange_stream(device)
 
             def __enter__(self) -> Stream:
                 assert standin.device() == self.device, "a stream of another device"
@@ -266,19 +269,16 @@ class Standin:
 
     def eventCreateWithFlags(self, flags: int) -> int:
         assert flags == 2
-        self.events[event := 0xE000 + len(self.events)] = -1, 0
-        return event
+        return self.gpu.new_event(self.device())
 
     def eventRecord(self, event: int, stream: int) -> None:
-        self.events[event] = self.device(), stream
+        self.gpu.record_event(self.device(), event, stream)
 
     def streamWaitEvent(self, stream: int, event: int) -> None:
-        device, recorded = self.events[event]
-        assert device == self.device()
-        self.gpu.order(device, recorded, stream)
+        self.gpu.wait_event(self.device(), stream, event)
 
     def eventDestroy(self, event: int) -> None:
-        del self.events[event]
+        self.gpu.free_event(self.device(), event)
 
     def streamCreateWithFlags(self, flags: int) -> int:
         assert flags == 1
@@ -321,6 +321,8 @@ class Standin:
             cuLaunchKernel=kind(entries.launch),
             cuMemcpyAsync=kind(entries.copy),
             cuStreamSynchronize=kind(entries.wait),
+            cuEventRecord=kind(entries.record),
+            cuStreamWaitEvent=kind(entries.wait_event),
         )
 
 

@@ -89,7 +89,7 @@ def test_streams_wait_for_each_other(standin):
     gpu.order(1, gpu.stream(1), library.stream)
     gpu.order(1, gpu.stream(1), 1)
     np.testing.assert_array_equal(library.read(place, X.shape, X.dtype), X)
-    assert standin.events == {}
+    assert standin.gpu.events == {}
     assert (gpu.device_of(place), gpu.device_of(X.ctypes.data)) == (1, None)
 
 

@@ -59,6 +59,9 @@ def check_global_text(symbol: str, report: str) -> str:
         granules = f.convert("inttoptr", words["granules"], "ptr")
         valid = f.load("i8", granules, offset >> 4)
         with f.if_(f.convert("zext", valid, "i64") >= (offset & GRANULE - 1) + nbytes):
+            accessed = f.at(f.convert("inttoptr", words["accessed"], "ptr"), offset >> 4)
+            how = f.convert("trunc", f.select(write.differs(0), f.value("i64", 2), 1), "i8")
+            f.store(f.load("i8", accessed) | how, accessed)
             f.ret(here)
     # A function's own constants lie next to its code.
     begin, end = words["tables_begin"], words["tables_end"]

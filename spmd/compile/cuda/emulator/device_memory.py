@@ -37,6 +37,8 @@ class DeviceMemory:
         self._memory = _mapped(capacity)
         # Of each granule, how many bytes are allocated.
         self.granules = _mapped(capacity // GRANULE)
+        # Of each granule, how kernels touched it since somebody looked, see `races.py`.
+        self.accessed = _mapped(capacity // GRANULE)
         self.delta = self._memory.ctypes.data - self.base
         self.used = self.peak = 0
         self._allocated: dict[int, int] = {}
@@ -86,6 +88,11 @@ class DeviceMemory:
         """The start of the allocation that an address may lie in; 0 before the first."""
         k = bisect_right(self._starts, address) - 1
         return self._starts[k] if k >= 0 else 0
+
+    def has(self, address: int) -> bool:
+        """Whether an address is in an allocation."""
+        start = self.start_of(address)
+        return start > 0 and address < start + max(self._allocated[start], 1)
 
     def view(self, address: int, nbytes: int, what: str) -> np.ndarray:
         """The host's view of bytes of one allocation; `what` begins the error."""

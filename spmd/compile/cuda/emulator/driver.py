@@ -23,6 +23,7 @@ from spmd.compile.cuda.emulator.code import Kernel, load, symbols_of
 from spmd.compile.cuda.emulator.device_memory import CAPACITY, POISON, device_of
 from spmd.compile.cuda.emulator.gpu import Gpu
 from spmd.compile.cuda.emulator.layout import MOST_SHARED, Mode
+from spmd.compile.cuda.emulator.races import READ, WRITTEN
 from spmd.compile.cuda.emulator.streams import Streams, Work
 from spmd.compile.cuda.launch import SHARED_WITHOUT_ASKING, Compiled, Launch
 
@@ -30,9 +31,9 @@ ARCH = "sm_90"
 # The driver keeps 1 KiB of each block's shared memory for itself.
 _MOST_SHARED = MOST_SHARED - 1024
 _PINNED_ALIGNMENT = 256
-# Handles of streams, functions and graphs: numbers that are neither addresses nor small.
+# Handles of streams, functions, graphs and events: numbers that are neither addresses nor small.
 _FIRST_STREAM, _FIRST_FUNCTION, _FIRST_MODULE = 0x5700_0000, 0x6F00_0000, 0x3D00_0000
-_FIRST_CONTEXT, _FIRST_GRAPH = 0x2B00_0000, 0x7900_0000
+_FIRST_CONTEXT, _FIRST_GRAPH, _FIRST_EVENT = 0x2B00_0000, 0x7900_0000, 0xE500_0000
 # Codes of failures begin here; CUDA's own end before.
 _FIRST_CODE = 100_000
 _KEPT_FAILURES = 256
@@ -47,6 +48,8 @@ _LAUNCH = ctypes.CFUNCTYPE(
 )
 _COPY = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 4)
 _WAIT = _CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
+_RECORD = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 2)
+_WAIT_EVENT = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 2, ctypes.c_uint32)
 
 
 # The names of a device's default streams in CUDA, for any thread and for each.
@@ -78,6 +81,11 @@ class EmulatorDriver:
         self._freed: dict[int, int] = {}
         self._in_use = [0] * devices
         self._most_in_use = [0] * devices
+        # By device.
+        self._exchange_streams = [self._streams.new(k) for k in range(devices)]
+        # The newest record of each event, as work of a stream; None before the first.
+        self.events: dict[int, Work | None] = {}
+        self._next_event = _FIRST_EVENT
         self._graphs: list[tuple[int, list[Work] | None]] = []
         # Handles of streams for captures, by device.
         self._idle_streams: list[list[int]] = [[] for _ in range(devices)]
@@ -89,6 +97,8 @@ class EmulatorDriver:
             _LAUNCH(self._launch_entry),
             _COPY(self._copy_entry),
             _WAIT(self._wait_entry),
+            _RECORD(self._record_entry),
+            _WAIT_EVENT(self._wait_event_entry),
         )
         addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in self._kept]
         self.entries = Entries(*addresses)
@@ -128,8 +138,8 @@ class EmulatorDriver:
 
     # -- memory --
 
-    def allocate(self, device: int, nbytes: int) -> int:
-        """The address of new memory of a device, full of NaN."""
+    def allocate(self, device: int, nbytes: int, stream: int | None = None) -> int:
+        """The address of new memory of a device, full of NaN; for a stream of another library."""
         with self._lock:
             gpu = self._gpu(device)
             self._streams.check_no_capture("an allocation")
@@ -140,12 +150,14 @@ class EmulatorDriver:
             except OutOfMemoryError:
                 self._streams.run(device)  # what is freed behind its work
                 address = gpu.memory.allocate(nbytes)
+            number = device if stream is None else self._number(device, stream)
+            gpu.races.allocated(address, number, self._streams.last(number))
             self._in_use[device] += nbytes
             self._most_in_use[device] = max(self._most_in_use[device], self._in_use[device])
             return address
 
-    def free(self, device: int, address: int) -> None:
-        """Free memory when the work that is in the device's stream now is done."""
+    def free(self, device: int, address: int, stream: int | None = None) -> None:
+        """Free memory when the work that is in the device's stream, or another, now is done."""
         with self._lock:
             memory = self._gpu(device).memory
             if address in self._freed:
@@ -155,10 +167,15 @@ class EmulatorDriver:
             self._in_use[device] -= nbytes
 
             def release() -> None:
-                memory.free(address)
-                del self._freed[address]
+                try:
+                    self._touch(device, "free", address, nbytes, WRITTEN)
+                finally:
+                    self._gpus[device].races.freed(address)
+                    memory.free(address)
+                    del self._freed[address]
 
-            self._streams.put(device, release, always=True)
+            number = device if stream is None else self._number(device, stream)
+            self._streams.put(number, release, always=True)
 
     def allocate_pinned(self, nbytes: int) -> int:
         """The address of host memory, full of NaN."""
@@ -203,10 +220,46 @@ class EmulatorDriver:
         self._gpu(device)
         return _FIRST_STREAM + device
 
+    def exchange_stream(self, device: int) -> int:
+        """The handle of the device's stream for exchanges; from now on races are looked for."""
+        self._look_for_races()
+        self._gpu(device)
+        return _FIRST_STREAM + self._exchange_streams[device]
+
+    def new_event(self, device: int) -> int:
+        """The handle of an event."""
+        with self._lock:
+            self._gpu(device)
+            event, self._next_event = self._next_event, self._next_event + 1
+            self.events[event] = None
+            return event
+
+    def free_event(self, device: int, event: int) -> None:
+        """Free an event."""
+        with self._lock:
+            del self.events[event]
+
+    def record_event(self, device: int, event: int, stream: int) -> None:
+        """Let an event happen when the work that is in a stream now has ended."""
+        with self._lock:
+            if event not in self.events:
+                raise CudaError(f"{event:#x} is no event")
+            self.events[event] = self._streams.mark(self._number(device, stream))
+
+    def wait_event(self, device: int, stream: int, event: int) -> None:
+        """Let work that comes into a stream wait for an event as it was recorded last."""
+        with self._lock:
+            if event not in self.events:
+                raise CudaError(f"{event:#x} is no event")
+            mark = self.events[event]
+            if mark is not None:
+                self._streams.wait_for(self._number(device, stream), mark)
+
     def new_stream(self, device: int) -> int:
         """The handle of another stream of a device, as other libraries have them."""
         with self._lock:
             self._gpu(device)
+            self._look_for_races()
             return _FIRST_STREAM + self._streams.new(device)
 
     def order(self, device: int, first: int, then: int) -> None:
@@ -304,7 +357,7 @@ class EmulatorDriver:
         with self._lock:
             self._gpu(device)
             idle = self._idle_streams[device]
-            stream = idle.pop() if idle else self.new_stream(device)
+            stream = idle.pop() if idle else _FIRST_STREAM + self._streams.new(device)
             self.capture(device, stream)
             return stream
 
@@ -383,7 +436,14 @@ class EmulatorDriver:
             launch = Launch(grid, (x, y), shared)
             gpu = self._gpus[device]
             gpu.check(kernel, launch)
-            self._streams.put(number, lambda: gpu.launch(kernel, launch, given))
+
+            def run() -> None:
+                gpu.launch(kernel, launch, given)
+                work = self._streams.running
+                assert work is not None
+                gpu.races.touch_kernel(work, f"kernel {kernel.symbol}", given)
+
+            self._streams.put(number, run)
 
         return self._coded(call)
 
@@ -394,6 +454,12 @@ class EmulatorDriver:
 
     def _wait_entry(self, stream: int) -> int:
         return self._coded(lambda: self._streams.wait(self._current_stream(stream)))
+
+    def _record_entry(self, event: int, stream: int) -> int:
+        return self._coded(lambda: self.record_event(self._current_device(stream), event, stream))
+
+    def _wait_event_entry(self, stream: int, event: int, flags: int) -> int:
+        return self._coded(lambda: self.wait_event(self._current_device(stream), stream, event))
 
     def _coded(self, call: Callable[[], None]) -> int:
         """0, or the code of the failure of a call."""
@@ -427,6 +493,10 @@ class EmulatorDriver:
             )
         return number
 
+    def _current_device(self, stream: int) -> int:
+        """The device of a stream, this thread's current one."""
+        return self._streams.device_of(self._current_stream(stream))
+
     def _number(self, device: int, stream: int) -> int:
         """The number of a stream; the default ones are each device's own."""
         if stream in _DEFAULT_STREAMS:
@@ -450,9 +520,20 @@ class EmulatorDriver:
         memory = self._gpu(owner).memory
         view = memory.view(address, nbytes, what)
         start = memory.start_of(address)
-        if start in self._freed and not self._streams.is_running:
+        if start in self._freed and self._streams.running is None:
             raise CudaError(f"{what} {address:#x} of CUDA device {owner}, which is freed")
         return view.ctypes.data
+
+    def _look_for_races(self) -> None:
+        if self.mode == "checked":
+            for gpu in self._gpus:
+                gpu.races.is_on = True
+
+    def _touch(self, device: int, name: str, address: int, nbytes: int, how: int) -> None:
+        """The work that is being done touches memory."""
+        work = self._streams.running
+        assert work is not None
+        self._gpus[device].races.touch(work, name, address, nbytes, how)
 
     def _put_copy(self, number: int, target: int, source: int, nbytes: int) -> None:
         self._memory(target, nbytes, "copy to")
@@ -461,6 +542,10 @@ class EmulatorDriver:
         def move() -> None:
             into = self._memory(target, nbytes, "copy to")
             ctypes.memmove(into, self._memory(source, nbytes, "copy from"), nbytes)
+            for address, how in (source, READ), (target, WRITTEN):
+                owner = device_of(address)
+                if owner is not None:
+                    self._touch(owner, "a copy", address, nbytes, how)
 
         self._streams.put(number, move)
 

@@ -19,6 +19,7 @@ from spmd.compile.cuda.emulator.checks import ANYBODY, SEVERAL_OF, TOUCHED_WORDS
 from spmd.compile.cuda.emulator.code import Kernel, described
 from spmd.compile.cuda.emulator.device_memory import CAPACITY, DeviceMemory, device_of
 from spmd.compile.cuda.emulator.layout import INDEX, REPORT, TRACE_WORDS, WORDS
+from spmd.compile.cuda.emulator.races import Races
 from spmd.compile.cuda.emulator.traffic import Traffic
 from spmd.compile.cuda.launch import Launch
 
@@ -33,6 +34,7 @@ class Gpu:
 
     def __init__(self, device: int = 0, capacity: int = CAPACITY, seed: int = 0):
         self.memory = DeviceMemory(device, capacity)
+        self.races = Races(self.memory)
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._words = np.zeros(len(WORDS), np.int64)
@@ -52,6 +54,7 @@ class Gpu:
             "given": np.zeros(lanes, np.uint32),
             "taken": np.zeros(lanes, np.uint32),
             "granules": self.memory.granules,
+            "accessed": self.memory.accessed,
         }
         for name, array in self._kept.items():
             self._words[INDEX[name]] = array.ctypes.data

@@ -41,6 +41,7 @@ WORDS = (
     "seed",  # of the errors of approximate instructions
     "trace",  # counted accesses: how many words of the trace are used, how many there are, then
     # four for each access: its number in the function, the address, the thread, the block
+    "accessed",  # for each 16 bytes of the device, 1 if they were read, 2 if written (races.py)
 )
 INDEX = {name: k for k, name in enumerate(WORDS)}
 

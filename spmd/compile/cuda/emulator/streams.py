@@ -77,8 +77,8 @@ class Streams:
         self._random = random.Random(seed)
         # Of each stream, the newest work for which the host waited.
         self._host: Mapping[int, int] = {}
-        # Whether work is being done: what was freed behind it is still there.
-        self.is_running = False
+        # The work that is being done: what was freed behind it is still there.
+        self.running: Work | None = None
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -87,6 +87,10 @@ class Streams:
         """The number of another stream of a device."""
         self._streams.append(_Stream(device))
         return len(self._streams) - 1
+
+    def last(self, number: int) -> int:
+        """The index of the newest work of a stream."""
+        return self._streams[number].last
 
     def device_of(self, number: int) -> int:
         """The device that a stream is on."""
@@ -111,7 +115,7 @@ class Streams:
         if not stream.work or stream.is_busy or stream.captured_by is not None:
             return False
         work = stream.work.popleft()
-        was_running, self.is_running = self.is_running, True
+        before, self.running = self.running, work
         stream.is_busy, given = True, None
         try:
             given = work.do()
@@ -119,7 +123,7 @@ class Streams:
             stream.failure = stream.failure or error.text
             stream.work = deque(each for each in stream.work if each.always)
         finally:
-            stream.is_busy, self.is_running = False, was_running
+            stream.is_busy, self.running = False, before
             work.is_done = given is not WAITS
         if given is WAITS:
             stream.work.appendleft(work)
@@ -136,12 +140,14 @@ class Streams:
         self._note_ended(number, stream.last, stream.seen)
 
     def wait(self, number: int) -> None:
-        """Do the work of a stream; raises a `CudaError` if any of it failed."""
+        """Do the work of a stream; raises a `CudaError` if any of its device's failed."""
         self.run(number)
-        stream = self._streams[number]
-        failure, stream.failure = stream.failure, ""
-        if failure:
-            raise CudaError(failure)
+        failures = ""
+        for stream in self._streams:
+            if stream.device == self._streams[number].device:
+                failures, stream.failure = failures or stream.failure, ""
+        if failures:
+            raise CudaError(failures)
 
     def is_idle(self, number: int) -> bool:
         """Whether a stream has no work left; who asks again and again lets it get on."""
