@@ -1,8 +1,10 @@
 """Assembly for CUDA: a schedule becomes a native program that launches kernels.
 
 The one idea: the executor runs launches as it runs kernels of the CPU, see `stream_steps_ir.py`.
-The host's own operands (predicates, those of callbacks and of exchanges) are copied to staging
-memory and back, and the host waits for the stream first.
+Exchanges between devices run in a stream of their own, beside steps that use other memory
+(`exchange.py`, `stream_order.py`). The host's own operands (predicates, those of callbacks and of
+exchanges with other processes) are copied to staging memory and back, and the host waits for the
+stream for computing first.
 
 After the bases that programs of all platforms have, a frame has two more: the device's record of
 the program, and its staging memory.
@@ -13,20 +15,34 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from spmd.compile.cuda import stream_steps_ir
 from spmd.compile.cuda.driver import driver
+from spmd.compile.cuda.exchange import (
+    FIRST,
+    INPUT,
+    OUTPUT,
+    SECOND,
+    ExchangePlan,
+    Pull,
+    exchange_plan,
+    first_of_each,
+)
 from spmd.compile.cuda.kernel import render, render_contraction, render_product
 from spmd.compile.cuda.launch import Function, Rendered
 from spmd.compile.cuda.program import CudaProgram
 from spmd.compile.cuda.sort import render_sort
+from spmd.compile.cuda.stream_order import Access, Block
+from spmd.compile.cuda.stream_steps_ir import COMPUTING, EXCHANGING
 from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
 from spmd.compile.kernel.window_contraction import Contraction
 from spmd.compile.lower.steps import (
     Branch,
+    Buffer,
     Compiled,
     Contract,
     Copy,
@@ -41,6 +57,8 @@ from spmd.compile.lower.steps import (
     SortRows,
     Step,
     While,
+    accesses_inside,
+    walk,
 )
 from spmd.compile.native.program.builder import ProgramBuilder
 from spmd.compile.native.program.encode import encoded
@@ -79,7 +97,7 @@ def assemble(
     program = builder.program(devices)
     functions = tuple(builder.functions.values())
     blocks = tuple([(f.symbol, f.launch.shared) for f in functions])
-    kept = blocks, builder.staging_bytes, tuple(builder.names)
+    kept = blocks, builder.staging_bytes, tuple(builder.names), builder.events, builder.mails
     return CudaProgram(encoded(program), kept, program, functions)
 
 
@@ -106,18 +124,121 @@ class Builder(ProgramBuilder):
         self.record, self.staging = 1 + len(self.named), 2 + len(self.named)
         self.staging_bytes = 0
         # Scratch arrays lie behind the arena; steps follow each other, and share them.
-        self.scratch_at, self.scratch_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT, 0
+        self.scratch_at, self.scratch_bytes = _aligned(plan.arena), 0
+        self.plans: dict[int, ExchangePlan] = {}
+        self.exchange_at = self.scratch_at
+        self.events = self.mails = 0
         self.functions: dict[str, Function] = {}
         self.numbers: dict[str, int] = {}
         self.names: list[str] = []
 
     def program(self, devices: int) -> Program:
         self.devices = devices
+        # Exchanges run beside kernels, so their scratch arrays are apart from those of kernels.
+        exchanges = [s for s in walk(self.schedule.steps) if isinstance(s, Exchange) and _moves(s)]
+        found = [(s, exchange_plan(s, devices)) for s in exchanges]
+        self.plans = {id(step): plan for step, plan in found if plan is not None}
+        used = [sum(map(_aligned, plan.scratch)) for plan in self.plans.values()]
+        self.scratch_at += max(used, default=0)
         steps = tuple(self.steps(self.schedule.steps))
-        if self.scratch_bytes:
+        if self.scratch_at + self.scratch_bytes > self.exchange_at:
             self.plan.arena = self.scratch_at + self.scratch_bytes
         record = 8 * (stream_steps_ir.FUNCTIONS + len(self.functions))
         return Program((*self.base_sizes(), record, self.staging_bytes), steps, devices)
+
+    # -- streams --
+
+    def steps(self, steps: Sequence[Step]) -> list[NativeStep]:
+        """The native steps of a block: exchanges in their stream, all others in that to compute."""
+        name = "order of the streams"
+        block = Block(
+            self.new_event,
+            lambda event: self.record_event(COMPUTING, event, name),
+            lambda event: self.wait_event(COMPUTING, event, name),
+        )
+        for step in steps:
+            plan = self.plans.get(id(step))
+            if plan is None or not isinstance(step, Exchange):
+                native = self.step(step)
+                if native:
+                    block.compute(self.accesses(step), native)
+            else:
+                accesses, done = self.accesses(step), self.new_event()
+                ready = block.ready(accesses)
+                block.exchange(accesses, self.exchange(step, plan, ready, done), done)
+        return block.steps()
+
+    def accesses(self, step: Step) -> list[Access]:
+        """The bytes that a step and those inside of it use: all of their buffers."""
+        found: dict[Access, None] = {}
+        for ref, writes in accesses_inside([step]):
+            base, offset, _ = self.places.get(ref.buffer) or self.place(ref.buffer)
+            place = self.named[base - 1] if base else None
+            role = place.kind if isinstance(place, Buffer) else "temp"
+            found[Access(base, role, offset, offset + ref.buffer.nbytes, writes)] = None
+        return list(found)
+
+    def new_event(self) -> int:
+        """The number of another event of the program."""
+        self.events += 1
+        return self.events - 1
+
+    def record_event(self, stream: int, event: int, name: str) -> KernelStep:
+        """An event that happens when the work of a stream until now has ended."""
+        return self.driven(stream_steps_ir.RECORD_SYMBOL, (), (stream, event), name)
+
+    def wait_event(self, stream: int, event: int, name: str) -> KernelStep:
+        """A wait of a stream for an event."""
+        return self.driven(stream_steps_ir.WAIT_EVENT_SYMBOL, (), (stream, event), name)
+
+    def exchange(
+        self, step: Exchange[Ref], plan: ExchangePlan, ready: int, done: int
+    ) -> list[NativeStep]:
+        """An exchange that begins with one event and ends with another."""
+        name = step.name
+        second = self.exchange_at + _aligned(plan.scratch[0])
+        places = {
+            INPUT: self.slot(step.input),
+            OUTPUT: self.slot(step.output),
+            FIRST: Slot(0, self.exchange_at),
+            SECOND: Slot(0, second),
+        }
+        made: list[NativeStep] = [self.wait_event(EXCHANGING, ready, name)]
+        pulls = [phase for phase in plan.phases if isinstance(phase, Pull)]
+        for phase in plan.phases:
+            if not isinstance(phase, Pull):
+                made += self.kernel(phase.kernel, [places[k] for k in phase.places], name)
+                continue
+            told, mail = self.new_event(), self.mails
+            self.mails += 1
+            source, target = places[phase.source], places[phase.target]
+            made.append(self.record_event(EXCHANGING, told, name))
+            made.append(self.driven(stream_steps_ir.TELL_SYMBOL, (source,), (mail,), name))
+            words = mail, told, len(phase.copies), *first_of_each(phase.copies)
+            made.append(self.meeting(stream_steps_ir.PULL_SYMBOL, (target,), words, name))
+            if phase is pulls[-1]:
+                read, readers = self.new_event(), plan.readers
+                made.append(self.record_event(EXCHANGING, read, name))
+                words = read, len(readers), *(word for pair in readers for word in pair)
+                made.append(self.meeting(stream_steps_ir.SETTLE_SYMBOL, (), words, name))
+        return [*made, self.record_event(EXCHANGING, done, name)]
+
+    def kernel(self, kernel: Kernel, slots: Sequence[Slot], name: str) -> list[KernelStep]:
+        """A kernel of an exchange, in its stream."""
+        rendered = rendering(kernel)
+        assert not rendered.temporaries, "scratch arrays are those of the stream for computing"
+        functions = rendered.functions
+        return [
+            self.launch(f, [slots[k] for k in f.arguments], name, EXCHANGING) for f in functions
+        ]
+
+    def meeting(
+        self, symbol: str, slots: Sequence[Slot], sizes: Sequence[int], name: str
+    ) -> KernelStep:
+        """A step that all devices begin after the steps before it."""
+        return replace(self.driven(symbol, slots, sizes, name), meets=True)
+
+    # -- steps --
 
     def step(self, step: Step) -> Sequence[NativeStep]:
         match step:
@@ -125,7 +246,7 @@ class Builder(ProgramBuilder):
                 target, source = self.slot(step.target), self.slot(step.source)
                 same = target == source or not step.nbytes
                 return () if same else (self.copy(target, source, step.nbytes, "copy"),)
-            case Exchange() if not step.rows * step.count:
+            case Exchange() if not _moves(step):
                 return ()
             case Host(on_device=True):
                 return super().step(step)
@@ -156,23 +277,25 @@ class Builder(ProgramBuilder):
         for dtype, elements in rendered.temporaries:
             slots.append(Slot(0, self.scratch_at + used))
             nbytes = max(elements, 1) * DTYPES[dtype].numpy.itemsize
-            used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+            used += _aligned(nbytes)
         self.scratch_bytes = max(self.scratch_bytes, used)
         return slots
 
     # -- what the driver does --
 
-    def launch(self, function: Function, slots: Sequence[Slot], name: str) -> KernelStep:
+    def launch(
+        self, function: Function, slots: Sequence[Slot], name: str, stream: int = COMPUTING
+    ) -> KernelStep:
         """The launch of a function."""
         number = self.numbers.setdefault(function.symbol, len(self.functions))
         self.functions[function.symbol] = function
         launch = function.launch
-        sizes = (number, launch.grid, *launch.block, launch.shared, len(slots))
+        sizes = (stream, number, launch.grid, *launch.block, launch.shared, len(slots))
         return self.driven(stream_steps_ir.LAUNCH_SYMBOL, slots, sizes, name)
 
     def copy(self, target: Slot, source: Slot, nbytes: int, name: str) -> KernelStep:
         """A copy between any two memories."""
-        return self.driven(stream_steps_ir.COPY_SYMBOL, (target, source), (nbytes,), name)
+        return self.driven(stream_steps_ir.COPY_SYMBOL, (target, source), (COMPUTING, nbytes), name)
 
     def wait(self, name: str) -> KernelStep:
         """A wait of the host for the stream."""
@@ -210,7 +333,7 @@ class Builder(ProgramBuilder):
         for ref, nbytes in {**writes, **reads}.items():
             nbytes = max(nbytes, writes.get(ref, 0))
             places[ref] = Slot(self.staging, used)
-            used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+            used += _aligned(nbytes)
         self.staging_bytes = max(self.staging_bytes, used)
         before = [self.copy(places[r], self.slot(r), n, name) for r, n in reads.items() if n]
         after = [self.copy(self.slot(r), places[r], n, name) for r, n in writes.items() if n]
@@ -227,6 +350,15 @@ class Builder(ProgramBuilder):
             self.wait("predicate of a loop"),
         ]
         return [While(tuple(test), place, tuple(self.steps(step.body)))]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _moves(step: Exchange[Ref]) -> bool:
+    """Whether an exchange moves something."""
+    return step.rows * step.count > 0
 
 
 @functools.cache

@@ -5,7 +5,7 @@ frames' layout, records and arenas that earlier calls have returned. A call allo
 fills the frames and hands them to the executor, which enqueues the launches; nothing waits on the
 host. Numbers and NumPy arrays become one copy. Arrays must be on the device already: others take
 the general path, which moves them there. So do calls of programs in which the host has a part
-(callbacks, predicates, exchanges).
+(callbacks, predicates, exchanges with other processes).
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class CudaCalls(_Base):
         starts = self.uploaded(call.numbers[0])
         outputs = [self.blocks(d, number, inputs[d]) for d, number in enumerate(call.numbers)]
         arenas = [self.checked_out(pool) for pool in call.arenas]
-        records = [self.checked_out(pool) for pool in call.records]
+        records = self.checked_out(call.records)
         frames: list[str] = []
         for d, arena in enumerate(arenas):
             given = [f"{m}.address + {at}" for m, at in zip(inputs[d], starts, strict=True)]
             written = [f"{x}.address" for x in outputs[d]]
             consts = [str(address) for address in self.executable.const_pointers[d]]
             frames += [f"{arena}.address", *given, *written, *consts]
-            frames += [f"{records[d]}.address", "0"]
+            frames += [f"{records}.addresses[{d}]", "0"]
         frames += ["0"] * (native.words_needed - native.frame_words)
         self.names["pack"] = struct.Struct(f"{len(frames)}q").pack
         self.put(f"frames = pack({', '.join(frames)})")
@@ -81,13 +81,13 @@ class CudaCalls(_Base):
             self.names |= {"known": graphs.known.get, "enqueue": graphs.enqueue}
             self.names["replay"] = partial(self.names["gpu"].replay, *call.numbers)
             self.put("graph, status = known(frames), 0")
-            self.put(f"if graph is None: status = enqueue(frames, {records[0]})")
+            self.put(f"if graph is None: status = enqueue(frames, {records})")
             self.put("else: replay(graph)")
         if FLIGHT.keeps_programs:
             self.put("completed(span)")
-        failed = " or ".join(["status", *(f"{record}.words[0]" for record in records)])
-        self.put(f"if {failed}: fail(status, frames, ({', '.join(records)},))")
-        for name, pool in zip((*arenas, *records), (*call.arenas, *call.records), strict=True):
+        statuses = [f"{records}.words[{k * native.record_words}]" for k in range(len(arenas))]
+        self.put(f"if {' or '.join(['status', *statuses])}: fail(status, frames, {records})")
+        for name, pool in zip((*arenas, records), (*call.arenas, call.records), strict=True):
             self.put(f"{self.bind(pool.free.append)}({name})")
         outs = self.wholes(self.shards_made(inputs, outputs))
         self.give_up()

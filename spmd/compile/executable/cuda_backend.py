@@ -228,20 +228,20 @@ def _run(
     """Put a program's work into the streams of its devices."""
     assert isinstance(native, CudaProgram)
     gpu, numbers = driver(), [number_of(device) for device in devices]
-    records = [np.array(native.record(number), np.int64) for number in numbers]
+    records = native.records(numbers)
     size = native.staging_bytes
     stagings = [gpu.allocate_pinned(size) if size else 0 for _ in numbers]
     try:
-        given = zip(frames, records, stagings, strict=True)
+        given = zip(frames, records.addresses, stagings, strict=True)
         for number in numbers:
             cuda_reports.begun(gpu, number, native)
-        native.run_frames([[*words, pointer(r), staging] for words, r, staging in given])
+        native.run_frames([[*words, record, staging] for words, record, staging in given])
     finally:
         for number, staging in zip(numbers, stagings, strict=True):
             if staging:
                 gpu.free_pinned(number, staging)
-    for record in records:
-        native.check(record)
+    native.check(records)
+    native.free_records(numbers).append(records)
 
 
 def _program(

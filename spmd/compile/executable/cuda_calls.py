@@ -8,26 +8,15 @@ is taken from a list and put back when the call is enqueued.
 from __future__ import annotations
 
 import ctypes
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
 from spmd.compile.cuda.driver import Driver, driver
-from spmd.compile.cuda.program import CudaProgram
+from spmd.compile.cuda.program import CudaProgram, Records
 from spmd.compile.executable import cuda_reports
 from spmd.compile.executable.cuda_backend import CudaMemory, arenas, number_of
 from spmd.compile.executable.executable import Executable
-
-
-class Record:
-    """A device's record of a program, for one call at a time."""
-
-    __slots__ = ("address", "words")
-
-    def __init__(self, native: CudaProgram, number: int):
-        self.words = array("q", native.record(number))
-        self.address = self.words.buffer_info()[0]
 
 
 class _NoMemory:
@@ -64,7 +53,8 @@ class Call:
         }
         pairs = list(zip(self.numbers, executable.frames.arenas, strict=True))
         self.arenas = [_arenas(gpu, number, nbytes) for number, nbytes in pairs]
-        self.records = [Pool([], partial(Record, native, number)) for number in self.numbers]
+        free = native.free_records(self.numbers)
+        self.records = Pool(free, partial(Records, native, self.numbers))
         self.notes = [cuda_reports.noted(gpu, number).append for number in self.numbers]
 
 
@@ -74,10 +64,9 @@ def _arenas(gpu: Driver, number: int, nbytes: int) -> Pool:
     return Pool(arenas(gpu, number), partial(CudaMemory, gpu, number, nbytes), nbytes)
 
 
-def fail(native: CudaProgram, status: int, frames: bytes, records: Sequence[Record]) -> NoReturn:
+def fail(native: CudaProgram, status: int, frames: bytes, records: Records) -> NoReturn:
     """Raise the error of a call that was not enqueued."""
     if status:
         native.fail(status, ctypes.cast(ctypes.c_char_p(frames), ctypes.c_void_p).value)
-    for record in records:
-        native.check(record.words)
+    native.check(records)
     raise AssertionError("a call that did not fail")

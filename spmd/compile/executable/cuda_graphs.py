@@ -15,8 +15,8 @@ from typing import Any
 from spmd.base.config import config
 from spmd.compile.cuda import stream_steps_ir
 from spmd.compile.cuda.driver import CudaError, driver
-from spmd.compile.cuda.program import CudaProgram
-from spmd.compile.executable.cuda_calls import Call, Record
+from spmd.compile.cuda.program import CudaProgram, Records
+from spmd.compile.executable.cuda_calls import Call
 
 # An executable has so many graphs.
 MOST_GRAPHS = 4
@@ -38,7 +38,7 @@ class Graphs:
         self._seen: dict[bytes, int] = {}
         self.is_on = True
 
-    def enqueue(self, frames: bytes, record: Record) -> int:
+    def enqueue(self, frames: bytes, records: Records) -> int:
         """Enqueue a call that has no graph, and capture it if its frames repeat; its status."""
         native, seen = self.native, self._seen.pop(frames, 0) + 1
         is_full = len(self.known) >= MOST_GRAPHS
@@ -52,7 +52,7 @@ class Graphs:
         if is_full:
             self._forget(next(iter(self.known)))
         try:
-            graph = self.known[frames] = self._captured(frames, record)
+            graph = self.known[frames] = self._captured(frames, records)
         except CudaError as error:  # nothing was done: the GPU takes launches as before
             self.is_on = False
             if config.log_compiles:
@@ -61,9 +61,9 @@ class Graphs:
         self.gpu.replay(self.device, graph)
         return 0
 
-    def _captured(self, frames: bytes, record: Record) -> int:
+    def _captured(self, frames: bytes, records: Records) -> int:
         """The graph of a call, which is not done."""
-        native, words = self.native, record.words
+        native, words = self.native, records.words
         stream = self.gpu.begin_capture(self.device)
         words[stream_steps_ir.STREAM], own = stream, words[stream_steps_ir.STREAM]
         try:
@@ -72,7 +72,7 @@ class Graphs:
             words[stream_steps_ir.STREAM] = own
             graph = self.gpu.end_capture(self.device, stream)
         try:
-            native.check(words)
+            native.check(records)
         except CudaError:
             words[stream_steps_ir.STATUS] = 0
             self.gpu.free_graph(self.device, graph)

@@ -244,7 +244,7 @@ class Encoder:
                 f"a parallel loop of {step.trips} trips on {step.lanes} lanes"
                 + (" inside of another" if self._lanes else "")
             )
-        if any(isinstance(s, _MEETINGS) for s in walk(step.body)):
+        if any(map(_meets, walk(step.body))):
             raise ValueError("a parallel loop cannot call Python or meet other devices")
         level, total = len(self._trips), math.prod(step.trips)
         self._lanes = step.lanes
@@ -440,12 +440,17 @@ def _segments(steps: Sequence[Step], devices: int) -> Sequence[tuple[Sequence[St
         return [(steps, False)]
     runs: list[tuple[list[Step], bool]] = []
     for step in steps:
-        alone = all(not isinstance(s, _MEETINGS) for s in walk([step]))
+        alone = not any(map(_meets, walk([step])))
         if runs and runs[-1][1] == alone:
             runs[-1][0].append(step)
         else:
             runs.append(([step], alone))
     return [(run, alone and len(list(walk(run))) >= _SEGMENT_STEPS) for run, alone in runs]
+
+
+def _meets(step: Step) -> bool:
+    """Whether devices meet in a step."""
+    return isinstance(step, _MEETINGS) or (isinstance(step, KernelStep) and step.meets)
 
 
 def _integer_bytes(dtype: np.dtype) -> int:

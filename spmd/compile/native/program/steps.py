@@ -92,6 +92,7 @@ class KernelStep:
     (64-byte aligned), private to the calling thread and undefined at entry. `extents`, if given,
     says how many bytes from each slot's address the kernel may touch; they are checked against the
     bases when the program is built. An `is_open` function may take any time: its work is not known.
+    One that `meets` begins on no device before all of them have done the steps before it.
     """
 
     address: int
@@ -103,6 +104,7 @@ class KernelStep:
     extents: tuple[int, ...] | None = None
     name: str = "kernel"
     is_open: bool = False
+    meets: bool = False
 
 
 @record

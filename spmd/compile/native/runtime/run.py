@@ -170,7 +170,9 @@ class NativeProgram:
         if status == run_layout.TROUBLE and isinstance(step, RankExchange):
             raise step.take()
         if status == run_layout.MISMATCH:
-            raise CollectiveError(_mismatch(step, report[run_layout.REPORT_REACHED :]))
+            name = getattr(step, "name", "collective")
+            reached = report[run_layout.REPORT_REACHED :]
+            raise CollectiveError(mismatch_text(name, list(map(bool, reached))))
         if status == run_layout.TOO_MANY_TRIPS and isinstance(step, Loop):
             raise SpmdError(
                 f"a loop was told at run time to make more than its {step.max_trips} trips"
@@ -255,8 +257,8 @@ def _array(address: int, view: View) -> np.ndarray:
     return np.ndarray(view.shape, view.dtype, memory)
 
 
-def _mismatch(step: Step, reached: Sequence[int]) -> str:
-    name = getattr(step, "name", "collective")
+def mismatch_text(name: str, reached: Sequence[bool]) -> str:
+    """The error of a collective that only some devices reached."""
     here = [device for device, there in enumerate(reached) if there]
     missing = [device for device, there in enumerate(reached) if not there]
     return (

@@ -1,0 +1,145 @@
+"""Exchanges in a stream of their own: overlap, order by events, and each event taken away."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import spmd
+from spmd import lax
+from spmd import numpy as snp
+from spmd.base.config import config
+from spmd.base.errors import CollectiveError, CudaError
+from spmd.compile.cuda.driver import makers
+from spmd.compile.cuda.emulator.driver import EmulatorDriver
+from spmd.compile.cuda.emulator.streams import Streams
+from tests.compile.cuda.test_calls import WARM, asked
+
+pytestmark = pytest.mark.usefixtures("gpus")
+assert asked
+
+X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6)
+LONG = 3 << 13  # elements of which an all_reduce goes in two phases
+
+
+def long(x):
+    return snp.tile(snp.tanh(x), LONG // 6)
+
+
+# Programs in which streams meet in each way that there is.
+PROGRAMS = {
+    # Work beside an exchange, then a reader; then a writer over what others copy.
+    "beside": lambda x: lax.psum(snp.tanh(x), "i") + snp.cumsum(snp.sin(x)),
+    "in two phases": lambda x: lax.psum(long(x), "i")[:6] * 2 + x,
+    "one after the other": lambda x: lax.psum(lax.all_gather(x * 2, "i").sum(0) * x, "i"),
+    "in a loop": lambda x: lax.fori_loop(0, 3, lambda k, s: lax.pmean(s * 2, "i") + k, x),
+    "rows": lambda x: lax.all_gather(x.reshape(2, 3) + 1, "i", axis=1, tiled=True).sum(1),
+    "scattered": lambda x: lax.psum_scatter(snp.outer(x, x)[:4] + 1, "i", tiled=True) * 2,
+    "traded": lambda x: lax.all_to_all(snp.outer(x, x + 1)[:, :4] * 2, "i", 1, 0).sum(0),
+    "to the next": lambda x: lax.ppermute(x * 2, "i", [(0, 1), (1, 3), (3, 2)]) + x,
+}
+
+
+def wanted(function, x=X):
+    with config.override("platform", "cpu"):
+        return np.asarray(spmd.jit(spmd.vmap(function, axis_name="i"))(x))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name):
+    mapped = spmd.pmap(PROGRAMS[name], axis_name="i")
+    for _ in range(3):
+        np.testing.assert_allclose(mapped(X), wanted(PROGRAMS[name]), 1e-4, 1e-5)
+
+
+DTYPES = "bool", "int8", "uint16", "int64", "bfloat16", "float16", "float64", "complex64"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [5, LONG + 1])
+def test_reductions_have_the_bits_of_the_cpu(dtype, count):
+    values = np.arange(4 * count).reshape(4, count) % 13 - 6
+    reduce = lax.psum if dtype in ("complex64", "bool") else lax.pmax
+    for function in reduce, lax.psum:
+        found = {}
+        for platform in "cpu", "cuda":
+            with config.override("platform", platform), config.override("num_cpu_devices", 4):
+                x = (values if dtype != "bool" else values > 0).astype(dtype)
+                found[platform] = spmd.pmap(lambda x, f=function: f(x, "i"), axis_name="i")(x)
+        np.testing.assert_array_equal(found["cuda"], found["cpu"])
+
+
+def test_the_host_waits_for_nothing(asked):
+    def step(w, x):
+        return w - 0.1 * lax.pmean(spmd.grad(lambda w: ((x @ w) ** 2).sum())(w), "i")
+
+    mapped = spmd.pmap(step, axis_name="i", donate_argnums=0)
+    x = spmd.pmap(lambda x: x + 1)(X.reshape(4, 2, 3))
+    w = spmd.pmap(lambda x: x[0] * 0 + 1)(x)
+    for _ in range(WARM):
+        w = mapped(w, x)
+    asked.clear()
+    w = mapped(w, x)
+    assert asked == {}
+    np.testing.assert_allclose(w, np.broadcast_to(np.asarray(w)[0], w.shape))
+
+
+@pytest.mark.filterwarnings("ignore::spmd.errors.CollectiveWarning")
+def test_only_some_devices_reach_an_exchange():
+    def some(x):
+        return lax.cond(x[0] > 0, lambda x: lax.psum(x, "i"), lambda x: x, x)
+
+    with pytest.raises(CollectiveError, match=r"psum.*: devices \[2, 3\] reached it, devices \[0"):
+        spmd.pmap(some, axis_name="i")(X)
+    same = spmd.pmap(some, axis_name="i")(np.abs(X) + 1)
+    np.testing.assert_allclose(same[0], (np.abs(X) + 1).sum(0), 1e-6)
+
+
+# ---- an event taken away -------------------------------------------------------------------------
+
+_drivers = itertools.count()
+
+
+def run(name: str, seed: int, missing: int | None = None) -> int:
+    """Run a program twice, without its `missing`-th wait for an event; how many there are."""
+    gpu = EmulatorDriver(4, seed=seed, capacity=1 << 26)
+    wait_for, waits = Streams.wait_for, []
+
+    def counted(self, number, mark):
+        if mark.stream != number:
+            waits.append(None)
+            if len(waits) - 1 == missing:
+                return
+        wait_for(self, number, mark)
+
+    kind = f"without an event {next(_drivers)}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(makers, kind, lambda: gpu)
+        with config.override("cuda_driver", kind):
+            mapped = spmd.pmap(PROGRAMS[name], axis_name="i")
+            x = spmd.pmap(lambda x: x + 0)(X)
+            patch.setattr(Streams, "wait_for", counted)
+            for _ in range(2):
+                out = mapped(x)
+            np.asarray(out)
+    return len(waits)
+
+
+# Both, where memory that is freed before a copy from it is done is what shows.
+TOLD = "an event is missing|of one allocation|outside of what is allocated"
+
+
+@pytest.mark.parametrize("name", ["beside", "rows", "scattered"])
+def test_each_wait_for_an_event_is_needed(name):
+    for missing in range(run(name, 0)):
+        with pytest.raises(CudaError, match=TOLD):
+            run(name, missing % 20, missing)
+
+
+def test_a_missing_wait_is_told_in_any_order():
+    """The order in which streams are late is a matter of the seed; the report is not."""
+    for seed, missing in itertools.product(range(20), range(0, run("to the next", 0), 2)):
+        with pytest.raises(CudaError, match=TOLD):
+            run("to the next", seed, missing)
