@@ -80,6 +80,8 @@ def device_put(
         )
     places = broadcast_prefix(device, x, "device_put: device", _is_place)
     places = [without_layout(place) for place in places]
+    if not isinstance(donate, bool):
+        broadcast_prefix(donate, x, "device_put: donate")
     placed = [_put(n, v, p) for n, v, p in zip(names, leaves, places, strict=True)]
     if may_alias is False:
         pairs = zip(leaves, placed, strict=True)

@@ -225,7 +225,7 @@ class _Parser:
 
     def mask(self, mask: Any) -> None:
         aval = typeof(mask)
-        if not is_known(mask):
+        if isinstance(mask, Tracer):
             raise NonConcreteBooleanIndexError(
                 f"{current_source()}: a traced boolean mask, {aval}, is used as an index, but the "
                 "shape of the result would depend on its values. Use spmd.numpy.where(mask, x, y) "

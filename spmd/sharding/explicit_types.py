@@ -173,7 +173,7 @@ def _split_by(eqn: _Equation, rule: Dims) -> list[Split]:
     first: dict[int, tuple[int, int]] = {}
     shared = {label for labels in rule.results for label in labels}
     for k, d, label, axes in _split_dims(eqn, rule):
-        is_whole = label in rule.whole or (label not in shared and not rule.reduces)
+        is_whole = label < 0 or label in rule.whole or (label not in shared and not rule.reduces)
         if is_whole and eqn.prim not in _KEEPS:
             if eqn.avals[k].explicit.mesh.axis_size(axes) == 1:
                 continue
@@ -280,12 +280,13 @@ def _regrouped(
 ) -> list[tuple[Any, ...]] | None:
     """The axes of the new dims of a group; None if they cannot be split as the old ones were.
 
-    Dims that are merged have all their axes, if only the first is split or if all are.
+    Dims that are merged have all their axes, if those that are split come first.
     """
     if len(old) > 1 and len(new) > 1:
         return None
     if len(old) > 1:
-        if any(split[1:]) and not all(split):
+        whole = split.index(()) if () in split else len(split)
+        if any(split[whole:]):
             return None
         return [tuple(a for axes in split for a in axes)]
     left, made = list(split[0]), []

@@ -42,7 +42,7 @@ from spmd.compile.dispatch.stages import Lowered, Traced, check_compiler_options
 from spmd.compile.executable.nan_check import check_nans
 from spmd.compile.lazy import compiler, fast_call, mesh_fast_call, select, stateful
 from spmd.core.argument_names import spread_over_arguments
-from spmd.core.aval import ShapedArray, is_arraylike, typeof
+from spmd.core.aval import ShapedArray, ShapeDtypeStruct, is_arraylike, typeof
 from spmd.core.call import jit_p
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.key_reuse import use_inputs
@@ -533,14 +533,17 @@ class JitFunction:
         """Raise if an argument that is over a mesh is not laid out as `in_shardings` says."""
         what = f"{self._signature.what}: in_shardings"
         for k, (x, place) in enumerate(zip(split.leaves, self._placed(split), strict=True)):
-            if place is None or type(x) is not Array or not x.committed:
+            if place is None:
                 continue
+            is_struct = isinstance(x, ShapeDtypeStruct)
+            lies = x.sharding if is_struct or (type(x) is Array and x.committed) else None
             wanted = as_sharding(what, place)
-            if x.sharding.layout != wanted.layout:
+            # Over an abstract mesh a structure says nothing of devices.
+            if isinstance(lies, Sharding) and lies.layout[0] and lies.layout != wanted.layout:
                 name = self._signature.leaf_names(args, kwargs)[k]
                 raise ShardingError(
-                    f"{current_source()}: {what}: {name} ({x.aval.short()}) is committed to "
-                    f"{x.sharding}, and in_shardings says {wanted}; an argument is not moved "
+                    f"{current_source()}: {what}: {name} ({typeof(x).short()}) is committed to "
+                    f"{lies}, and in_shardings says {wanted}; an argument is not moved "
                     f"silently. Leave its entry None, or pass device_put({name}, sharding)"
                 )
 
@@ -652,7 +655,10 @@ class JitFunction:
     @api_boundary
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Trace a call and run the compiler's passes; `.compile()` makes it callable."""
-        return self.trace(*args, **kwargs).lower()
+        traced = self.trace(*args, **kwargs)
+        if self._in_shardings is not None:
+            self._check_placed(traced.split, args, kwargs)
+        return traced.lower()
 
     @api_boundary
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
