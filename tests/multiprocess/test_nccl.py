@@ -111,3 +111,44 @@ def test_a_rank_for_which_a_call_fails(job: Run, fault: str, line: str):
     other = f"spmd rank {1 - int(who)} | stopped at train.py:"
     (told,) = [text for text in done.stderr.splitlines() if text.startswith(other)]
     assert f": rank {who}: CollectiveError" in told and line in told
+
+
+def test_a_failure_that_nccl_notices_later(job: Run):
+    done = job("if rank == 1: fail('ncclCommGetAsyncError:6:0'); lasting = True")
+    assert done.returncode == 1
+    text = "NCCL could not go on: a rank or the network between ranks failed (code 6"
+    assert f"spmd rank 1 | spmd.errors.CollectiveError: {text}" in done.stderr
+
+
+ONE_IS_LATE = """
+if rank == 1:
+    total(x)
+    time.sleep(60)
+"""
+ONE_FAILS_INSIDE = """
+if rank == 1:
+    def call(*args):
+        raise ValueError("in between")
+    nccl.NcclGroup.call = call
+x = total(x)
+"""
+ONE_DIES_INSIDE = """
+if rank == 1:
+    nccl.NcclGroup.call = lambda *args: os._exit(7)
+x = total(x)
+"""
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        (ONE_IS_LATE, "CollectiveError: rank 0 | psum f32[3] over 'i' at train.py:"),
+        (ONE_FAILS_INSIDE, "stopped at train.py:22: rank 1: ValueError at train.py:"),
+        (ONE_DIES_INSIDE, "1,1]"),  # mpirun may be the first to say so
+    ],
+    ids=["late", "fails", "dies"],
+)
+def test_a_rank_that_others_wait_for(job: Run, text: str, told: str):
+    done = job(text)
+    assert done.returncode
+    assert told in done.stderr

@@ -23,6 +23,7 @@ from spmd.transport import nccl
 from spmd.transport.call_signature import Kind, make_call
 from spmd.transport.communicator import ReduceOp
 from spmd.transport.flight_recorder import COLLECTIVE, FLIGHT
+from spmd.transport.origin import Origin
 from spmd.transport.progress_thread import PROGRESS
 from spmd.transport.world import forgets
 
@@ -56,18 +57,22 @@ def direct(
 
     `devices` are those of the whole mesh, the operand is in `rows` of blocks of `count` elements.
     """
-    gpu = driver()
-    numbers = [devices[k].local_hardware_id for k in collective.local]
-    carried = "" if gpu.carries_nccl else f"the driver {gpu.name} has no NCCL"
-    host = socket.gethostname()
-    gpus = [f"{host} {gpu.bus_id(k)}" for k in range(gpu.device_count())] if not carried else []
-    if not nccl.is_agreed(gpus, carried, collective.origin):
+    if not is_agreed(collective.origin):
         return None
+    gpu, numbers = driver(), [devices[k].local_hardware_id for k in collective.local]
     made = RankExchange(gpu, collective, numbers, kind, rows, count)
     if not made.is_possible:
         return None
     made.connect(devices)
     return made.run
+
+
+def is_agreed(origin: Origin) -> bool:
+    """Whether the ranks use NCCL; all ask at the same place of their programs."""
+    gpu, host = driver(), socket.gethostname()
+    carried = "" if gpu.carries_nccl else f"the driver {gpu.name} has no NCCL"
+    gpus = [f"{host} {gpu.bus_id(k)}" for k in range(gpu.device_count())] if not carried else []
+    return nccl.is_agreed(gpus, carried, origin)
 
 
 # By the devices of all groups; every process asks for them in the same order.

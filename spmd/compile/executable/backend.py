@@ -91,12 +91,12 @@ class Backend:
     direct: Callable[[Any, Sequence[Device], str, int, int], Any] | None = None
     # Whether devices of a process read each other's memory.
     shares_work: bool = True
-    # Passes of the platform, before those of all.
-    own_passes: Callable[[], Sequence[Pass]] = lambda: ()
+    # Passes of the platform, before those of all; whether for programs over several processes.
+    own_passes: Callable[[bool], Sequence[Pass]] = lambda is_spread: ()
 
-    def passes(self, passes: Sequence[Pass]) -> Sequence[Pass]:
+    def passes(self, passes: Sequence[Pass], is_spread: bool = False) -> Sequence[Pass]:
         """The passes that its programs go through, where those of all are `passes`."""
-        own = self.own_passes()
+        own = self.own_passes(is_spread)
         return (*own, *passes) if own else passes
 
 

@@ -20,10 +20,11 @@ from spmd.compile.cuda.program import CudaProgram
 from spmd.compile.executable import cuda_reports
 from spmd.compile.executable.async_operands import deleted
 from spmd.compile.executable.backend import Backend, pointer
-from spmd.compile.lazy import cuda_assemble, cuda_exchange, definitions
+from spmd.compile.lazy import cuda_assemble, cuda_exchange, cuda_numbers, definitions
 from spmd.compile.native.program.encoded import Encoded
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
+from spmd.core.rewriting.equations import Pass
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory
 from spmd.sharding.future import DeviceMemory
@@ -262,6 +263,11 @@ def _direct(collective: Any, *how: Any) -> Any:
     return cuda_exchange.direct(collective, *how)
 
 
+def _own_passes(is_spread: bool) -> Sequence[Pass]:
+    own = (definitions.write_definitions,)
+    return (*own, cuda_numbers.in_numbers_of_nccl) if is_spread else own
+
+
 BACKEND = Backend(
     "cuda",
     cuda_assemble,
@@ -276,5 +282,5 @@ BACKEND = Backend(
     _program,
     direct=_direct,
     shares_work=False,
-    own_passes=lambda: (definitions.write_definitions,),
+    own_passes=_own_passes,
 )

@@ -171,7 +171,7 @@ class MeshExecutable(Executable):
         if not self.topology.is_spread:
             return self.backend.passes(pipeline.PASSES)
         across = pipeline.PASSES_OVERLAPPED if self.topology.overlaps else pipeline.PASSES_ACROSS
-        return self.backend.passes(across)
+        return self.backend.passes(across, is_spread=True)
 
     def _key(self, closed: ClosedJaxpr) -> str | None:
         """The name under which the program is stored; a nameless axis goes by its number."""

@@ -14,6 +14,7 @@ import numpy as np
 
 import spmd
 from spmd import lax
+from spmd import numpy as snp
 from spmd.sharding import PartitionSpec as P
 from spmd.transport import nccl
 
@@ -40,6 +41,10 @@ def collectives(x: Any) -> dict[str, Any]:
     found["truth"] = lax.psum(x > 0, "a"), lax.pmin(x > 0, "a")
     found["complex"] = lax.psum(x + 1j * x, "a")
     found["half"] = lax.psum(x.astype("bfloat16"), "a"), lax.all_gather(x.astype("float16"), "a")
+    found["short"] = lax.psum((x * 9000).astype("int16"), "a")
+    found["parts"] = lax.psum_scatter(x.astype("float16"), "b", tiled=True)
+    y, z = (f(snp.where(x > 1, np.nan, x), "a") for f in (lax.pmax, lax.pmin))
+    found["NaN"] = snp.isnan(y), snp.nan_to_num(y), snp.isnan(z), snp.nan_to_num(z)
     found["loop"] = lax.fori_loop(0, 3, lambda k, y: lax.psum(y, "a") / 4 + x, x)
     return spmd.tree.map(lambda y: y[None], found)
 

@@ -23,6 +23,8 @@ from spmd.compile.cuda.emulator.streams import WAITS
 
 SOURCE = Path(__file__).with_name("standin.c")
 COMPILERS = "cc", "gcc", "clang"
+# ctypes frees functions without a reference.
+_KEPT: list[object] = []
 # What `standin_progress` gives, beside 0 for an operation that is not done.
 _DONE, _BAD_MEMORY, _BAD_LENGTH = 1, 2, 3
 
@@ -71,7 +73,7 @@ def connect(path: str) -> str:
 
     kept = kinds[0](submit), kinds[1](host_address)
     library.standin_connect(*kept)
-    library.kept = kept
+    _KEPT.append(kept)
     EmulatorDriver.carries_nccl = True
     if importlib.util.find_spec("cupy") is not None:
         return "cupy.cuda.nccl"
