@@ -22,6 +22,7 @@ from spmd.base.dtypes import (
 from spmd.base.dtypes import is_bool as _is_bool
 from spmd.base.dtypes import is_complex as _is_complex
 from spmd.base.dtypes import is_integer as _is_integer
+from spmd.base.errors import ArgumentError as _ArgumentError
 from spmd.base.errors import DtypeArgumentError, TypePromotionError
 from spmd.core.aval import typeof as _typeof
 
@@ -49,6 +50,8 @@ def result_type(*args: Any, return_weak_type_flag: bool = False) -> Any:
     >>> result_type(np.ones(1, np.float32), 1)
     dtype('float32')
     """
+    if not args:
+        raise _ArgumentError("result_type: give at least one array, number or dtype")
     pairs = []
     for x in args:
         try:

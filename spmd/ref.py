@@ -125,7 +125,7 @@ class Ref(cells.Cell, HasAval):
     def __repr__(self) -> str:
         if self._frozen is not None:
             return f"Ref(frozen, {self.aval})"
-        return f"Ref({self._value!r})"
+        return f"Ref{repr(self._value).removeprefix('Array')}"
 
 
 class _At:

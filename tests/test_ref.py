@@ -114,7 +114,7 @@ def test_what_mutable_arrays_tell():
     ref = spmd.new_ref(X)
     assert isinstance(ref, spmd.Ref) and (ref.shape, ref.ndim, ref.size) == ((3,), 1, 3)
     assert ref.dtype == np.float32 and len(ref) == 3 and not isinstance(ref, spmd.Array)
-    assert repr(ref) == "Ref(Array([0., 1., 2.], dtype=float32))"
+    assert repr(ref) == "Ref([0., 1., 2.], dtype=float32)"
     assert spmd.tree.leaves({"a": ref}) == [ref]
     ref.set(np.ones(3, np.float32))
     ref.addupdate(1.0, 0)

@@ -170,7 +170,7 @@ def plain_argnums(argnums: Any) -> int | tuple[int, ...]:
     try:
         return operator.index(argnums)
     except TypeError:
-        return tuple(argnums)
+        return tuple(map(operator.index, argnums))
 
 
 def normal_argnums(f: Any, argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from spmd.api.flat import (
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.dtypes import canonical
-from spmd.base.errors import PytreeError
+from spmd.base.errors import DtypeError, PytreeError
 from spmd.base.source import current_source
 from spmd.base.tree import (
     tree_flatten,
@@ -201,6 +201,14 @@ def linear_transpose(
     avals = [_aval_like(x) for x in flat]
     flat_f = FlatFunction(fun, in_tree)
     closed = trace_to_jaxpr(flat_f, avals, debug_info(fun, primals))
+    kinds = [{dtypes.is_inexact(a.dtype) for a in sides} for sides in (avals, closed.out_avals)]
+    if kinds[0] | kinds[1] == {True, False}:
+        raise DtypeError(
+            f"{current_source()}: linear_transpose({function_name(fun)}): arguments and results "
+            "must all be floating or complex, or all be integers; got arguments "
+            f"{[a.dtype.name for a in avals]} and results "
+            f"{[a.dtype.name for a in closed.out_avals]}"
+        )
 
     def transposed(closed: ClosedJaxpr, ct: Any) -> Any:
         cts, got = tree_flatten(ct)

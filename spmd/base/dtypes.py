@@ -452,9 +452,14 @@ def promote_types(a: Any, b: Any) -> np.dtype:
     """The dtype to which two dtypes are promoted.
 
     `a` and `b` are dtypes, their names, or scalar types, none of which counts as weak. 64-bit
-    dtypes are halved unless x64 is on. Raises a `DtypeError` for dtypes without a common one.
+    dtypes that are given stay, x64 or not, as in JAX; others become 64-bit ones under x64 only.
+    Raises a `DtypeError` for dtypes without a common one.
 
     >>> snp.promote_types(snp.int8, snp.uint8)
     dtype('int16')
     """
-    return promote(((canonical(a), False), (canonical(b), False)))[0]
+    pairs = ((_canonical(a, True), False), (_canonical(b, True), False))
+    if config.numpy_dtype_promotion == "strict":
+        _check_strictly(pairs)
+    wide = any(d in _NARROW for d, _ in pairs)
+    return _promote(pairs, wide or config.enable_x64)[0]

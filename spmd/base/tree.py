@@ -246,6 +246,18 @@ def register_dataclass(
         meta_fields = [f.name for f in fields if f.metadata.get("static", False)]
         data_fields = [f.name for f in fields if f.name not in meta_fields]
     data, meta = tuple(data_fields), tuple(meta_fields)
+    if dataclasses.is_dataclass(nodetype):
+        wanted = {f.name for f in dataclasses.fields(nodetype) if f.init} - set(drop_fields)
+        if missing := wanted - {*data, *meta}:
+            raise PytreeError(
+                f"register_dataclass: {nodetype.__name__} has the fields {sorted(missing)} too; "
+                "give each field with init=True in data_fields, meta_fields or drop_fields"
+            )
+        if unknown := {*data, *meta} - wanted:
+            raise PytreeError(
+                f"register_dataclass: {nodetype.__name__} has no fields {sorted(unknown)} that "
+                "its __init__ takes"
+            )
 
     def flatten_with_keys(x: Any) -> tuple[list[tuple[Any, Any]], Any]:
         children = [(GetAttrKey(n), getattr(x, n)) for n in data]

@@ -7,6 +7,7 @@ data become constants.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -221,6 +222,13 @@ def astype(x: ArrayLike, dtype: Any, /, *, copy: bool = False, device: Any = Non
     found = default_float() if dtype is None else user_dtype(dtype, "astype")
     source = typeof(x).dtype
     if dtypes.is_complex(source) and not dtypes.is_complex(found):
+        if not dtypes.is_bool(found):
+            warnings.warn(
+                "Casting from complex to real dtypes will soon raise a ValueError. Please first "
+                "use snp.real or snp.imag to take the real or imaginary part of your input.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         x = lax.ne(x, constant_like(x, 0)) if dtypes.is_bool(found) else lax.real(x)
     result = as_array(lax.convert_element_type(x, found))
     return placed(result, device)

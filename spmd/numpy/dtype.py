@@ -13,6 +13,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeArgumentError
 from spmd.base.transfers import tell_of_creation
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.trace import Tracer
@@ -110,8 +111,8 @@ def isdtype(dtype: Any, kind: Any) -> bool:
     `dtype` is a dtype, its name, or a scalar type like `float32`. `kind` is such a dtype too, or
     one of the words "bool", "signed integer", "unsigned integer", "integral", "real floating",
     "complex floating" and "numeric". It may also be a tuple of these, of which one must fit. The
-    result is a Python bool; bfloat16 is a real floating dtype. Raises a `TypeError` for another
-    word.
+    result is a Python bool; bfloat16 is a real floating dtype. Raises a `DtypeArgumentError` for
+    another word.
 
     >>> isdtype(float32, ("real floating", "complex floating"))
     True
@@ -122,13 +123,19 @@ def isdtype(dtype: Any, kind: Any) -> bool:
         return any(isdtype(dtype, k) for k in kind)
     if isinstance(kind, str) and kind in _KINDS:
         return _KINDS[kind](np.dtype(dtype))
-    return np.dtype(dtype) == np.dtype(kind)
+    try:
+        return np.dtype(dtype) == np.dtype(kind)
+    except TypeError:
+        raise DtypeArgumentError(
+            f"isdtype: kind={kind!r} is no dtype, and none of the words {', '.join(_KINDS)}"
+        ) from None
 
 
 def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
     """Test whether values of one dtype can be converted to another under NumPy's casting rule.
 
-    `from_` is a dtype, or an array or a scalar, of which only the dtype counts and not the values.
+    `from_` is a dtype or an array, of which only the dtype counts and not the values; a Python
+    number is refused.
     `to` is a dtype. `casting` is the rule: "no", "equiv", "safe" (the default), "same_kind" or
     "unsafe". The result is a Python bool. Raises a `ValueError` for another rule, and a `TypeError`
     for a name that is no dtype.
@@ -138,6 +145,11 @@ def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
     >>> can_cast(int32, float32, "same_kind")
     True
     """
+    if type(from_) in (int, float, complex):
+        raise ArgumentError(
+            f"can_cast: {from_!r} is a Python number, whose dtype depends on what it meets; give a "
+            "dtype or an array"
+        )
     source = typeof(from_).dtype if is_arraylike(from_) else np.dtype(from_)
     return np.can_cast(source, np.dtype(to), casting=casting)  # type: ignore[arg-type]
 

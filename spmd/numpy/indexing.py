@@ -8,6 +8,7 @@ others are scatters.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
+from spmd.base.config import config
 from spmd.base.errors import (
     ArgumentError,
     IndexingError,
@@ -321,8 +323,16 @@ def _update(
             f"{current_source()}: x.at[...].{name}: values must be an array or a number, got "
             f"{values!r} of type {type(values).__name__}"
         )
-    aval = typeof(x)
+    aval, given = typeof(x), typeof(values)
     work, values = promote_dtypes(x, _fitting(values, aval.dtype))
+    if typeof(work).dtype != aval.dtype:
+        warnings.warn(
+            f"scatter inputs have incompatible types: {given.short()} is written to dtype "
+            f"{aval.dtype.name} with numpy_dtype_promotion={config.numpy_dtype_promotion!r}; "
+            "convert it with .astype, as this will be an error",
+            FutureWarning,
+            stacklevel=3,
+        )
     out = _updated(work, ref.index, name, values, scatter, combine, how)
     out = lax.convert_element_type(out, aval.dtype, aval.weak_type)
     return out if out_sharding is None else hooks.reshard(out, out_sharding)

@@ -15,7 +15,7 @@ import numpy as np
 from spmd import lax
 from spmd.api.vectorize import vmap
 from spmd.base import dtypes
-from spmd.base.errors import ShapeError
+from spmd.base.errors import DtypeArgumentError, ShapeError
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.core.explicit import lays_out_result
@@ -303,6 +303,8 @@ def poisson(
     (4.0, dtype('int32'))
     """
     found = default_int() if dtype is None else user_dtype(dtype, "poisson")
+    if not dtypes.is_integer(found):
+        raise DtypeArgumentError(f"poisson: dtype must be an integer dtype, got {found.name}")
     whole = sample_shape("poisson", shape, lam)
     lam = broadcast_to(lax.convert_element_type(plain(lam), np.dtype(np.float32)), whole)
     key = single(key, "poisson")

@@ -24,7 +24,14 @@ from spmd.base import dtypes
 from spmd.base.aligned_copy import aligned_copy
 from spmd.base.context import busy, evaluation, state
 from spmd.base.device import Device, default_device, process_index
-from spmd.base.errors import DeletedError, DeviceError, DtypeError, MutationError, ShardingError
+from spmd.base.errors import (
+    ArgumentError,
+    DeletedError,
+    DeviceError,
+    DtypeError,
+    MutationError,
+    ShardingError,
+)
 from spmd.base.key_dtypes import visible
 from spmd.base.record import record
 from spmd.base.source import current_source, is_ours
@@ -252,6 +259,11 @@ class Array(ArrayMethods):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         value = self._numbers("np.asarray")
         if dtype is not None and np.dtype(dtype) != value.dtype:
+            if copy is False:
+                raise ArgumentError(
+                    f"np.asarray: {self.aval.short()} becomes {np.dtype(dtype).name} by a copy "
+                    "only, and copy=False forbids it"
+                )
             return value.astype(dtype)
         return value.copy() if copy else value
 

@@ -283,9 +283,9 @@ def test_the_array_keeps_its_dtype(dtype, value):
     x = np.arange(5).astype(dtype)
     for index in (2, np.array([2, 2, 7])):
         for name in ("set", "add", "max"):
-            found = np.asarray(getattr(at(x, index), name)(value))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of values that do not fit
+                found = np.asarray(getattr(at(x, index), name)(value))
                 wanted = np.asarray(getattr(jnp.asarray(x).at[index], name)(value))
             assert found.dtype == x.dtype
             np.testing.assert_array_equal(found.astype("f4"), wanted.astype("f4"))
