@@ -79,7 +79,7 @@ class Signature:
     def _resolve(
         self, nums: int | Sequence[int] | None, names: str | Iterable[str] | None, kind: str
     ) -> tuple[frozenset[int], frozenset[str]]:
-        """Positions and names, each completed by the other where the function's signature can."""
+        """Positions and names; of which only one kind is given, the signature gives the other."""
         single = isinstance(nums, (int, np.integer))
         given: list[Any] = [nums] if single else list(() if nums is None else nums)  # type: ignore
         named = [names] if isinstance(names, str) else list(names or ())
@@ -87,9 +87,9 @@ class Signature:
         found_names = set(named)
         for name in named:
             self._check_name(name, kind)
-            if name in self.positional:
+            if nums is None and name in self.positional:
                 found_nums.add(self.positional.index(name))
-        for n in found_nums:
+        for n in found_nums if names is None else ():
             if 0 <= n < len(self.positional) and self._by_keyword(self.positional[n]):
                 found_names.add(self.positional[n])
         return frozenset(found_nums), frozenset(found_names)
