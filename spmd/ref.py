@@ -26,6 +26,7 @@ from spmd.base.errors import ArgumentError, RefError, ShapeError
 from spmd.base.source import current_source
 from spmd.core.aval import HasAval, ShapeDtypeStruct, typeof
 from spmd.core.mutable import cells
+from spmd.core.mutable.cells import AbstractRef
 from spmd.numpy.promotion import as_array
 from spmd.sharding.array import Array
 
@@ -41,32 +42,6 @@ __all__ = [
     "set",
     "swap",
 ]
-
-
-class AbstractRef:
-    """The type of a mutable array: `inner_aval` is that of its values."""
-
-    __slots__ = ("inner_aval",)
-
-    def __init__(self, inner_aval: Any):
-        self.inner_aval = inner_aval
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.inner_aval.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.inner_aval.dtype
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AbstractRef) and self.inner_aval is other.inner_aval
-
-    def __hash__(self) -> int:
-        return hash((AbstractRef, self.inner_aval))
-
-    def __repr__(self) -> str:
-        return f"Ref{{{self.inner_aval}}}"
 
 
 class Ref(cells.Cell, HasAval):

@@ -16,6 +16,7 @@ from spmd.base.errors import ArgumentError, ShardingError
 from spmd.core import aval as avals
 from spmd.core.aval import ShapedArray
 from spmd.core.jvp import JVPTracer
+from spmd.core.mutable.cells import AbstractRef, Cell
 from spmd.core.trace import Tracer
 from spmd.core.vmap import BatchTracer
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
@@ -134,14 +135,15 @@ def get_abstract_mesh() -> AbstractMesh:
     return mesh.update(axis_types=mesh.types_with(AxisType.Manual, tuple(mapped)))
 
 
-def typeof(x: Any) -> ShapedArray:
+def typeof(x: Any) -> Any:
     """Return the type of `x`: its shape, its dtype, and whether that is weak, and its layout.
 
     `x` is a number, a NumPy array, an `Array`, a `ShapeDtypeStruct` or a tracer; the weak type of a
     Python number gives way in promotion. `.sharding` is a `NamedSharding` over an abstract mesh:
     that of the array, empty for one that lies on one device; in traced code that of `set_mesh`,
     whose axes a `shard_map` makes `Manual`. Its spec names `Explicit` axes only, and `.vma` the
-    axes of a `shard_map` over which the value varies. Raises `ArgumentError` for anything else.
+    axes of a `shard_map` over which the value varies. The type of a mutable array is an
+    `AbstractRef` of that of its values. Raises `ArgumentError` for anything else.
 
     >>> spmd.typeof(1.0)
     ShapedArray(float32[], weak_type=True)
@@ -152,6 +154,8 @@ def typeof(x: Any) -> ShapedArray:
     >>> spmd.typeof(rows).sharding.spec
     P('x', None)
     """
+    if isinstance(x, Cell):
+        return AbstractRef(x.aval)
     aval = avals.typeof(x)
     while isinstance(x, JVPTracer | BatchTracer):  # over the mesh of the array that is in it
         x = x.val if isinstance(x, BatchTracer) else x.primal

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from spmd.base.context import state
 from spmd.base.errors import RefError
 from spmd.base.source import Source, current_source
@@ -33,6 +35,32 @@ class Cell:
         self._level: Trace = state.trace
         self._frozen: Source | None = None
         self.made_at: Source = current_source()
+
+
+class AbstractRef:
+    """The type of a mutable array: `inner_aval` is that of its values."""
+
+    __slots__ = ("inner_aval",)
+
+    def __init__(self, inner_aval: Any):
+        self.inner_aval = inner_aval
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.inner_aval.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.inner_aval.dtype
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AbstractRef) and self.inner_aval is other.inner_aval
+
+    def __hash__(self) -> int:
+        return hash((AbstractRef, self.inner_aval))
+
+    def __repr__(self) -> str:
+        return f"Ref{{{self.inner_aval}}}"
 
 
 class TouchedCells(RefError):
