@@ -43,6 +43,11 @@ class Source:
         """`file:line`, without folders."""
         return f"{os.path.basename(self.file)}:{self.line}" + self._suffix()
 
+    @property
+    def name_stack(self) -> str:
+        """The names of the scopes, as JAX's sources of equations give them."""
+        return self.scope
+
     def _suffix(self) -> str:
         return f" in {self.scope}" if self.scope else ""
 

@@ -207,9 +207,12 @@ class ShapedArray:
         """
         return f"{dtypes.short_name(self.dtype)}{self._dims()}"
 
+    def str_short(self, short_dtypes: bool = False) -> str:
+        """`float32[3,4]`, or `f32[3,4]` with `short_dtypes`, without the weak type."""
+        return self.short() if short_dtypes else f"{dtypes.long_name(self.dtype)}{self._dims()}"
+
     def __str__(self) -> str:
-        weak = "~" if self.weak_type else ""
-        return f"{weak}{dtypes.long_name(self.dtype)}{self._dims()}"
+        return f"{'~' if self.weak_type else ''}{self.str_short()}"
 
     def _dims(self) -> str:
         entries = self.explicit.spec if self.explicit is not None else (None,) * self.ndim

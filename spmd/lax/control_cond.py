@@ -177,7 +177,12 @@ def _bind_switch(
     index_vma = typeof(index).vma
     flat_given, flat = flat, [_varying(x, index_vma) for x in flat]
     avals = [typeof(x) for x in flat]
-    staged = [Staged(f, in_tree, avals) for f in functions]
+    # A function that is several of the branches is traced once.
+    made: dict[int, Staged] = {}
+    for f in functions:
+        if id(f) not in made:
+            made[id(f)] = Staged(f, in_tree, avals)
+    staged = [made[id(f)] for f in functions]
     values = (*flat_given, *[c for s in staged for c in s.consts])
     as_given = all(index_vma <= typeof(x).vma for x in values)
     for s, name in zip(staged[1:], names[1:], strict=True):
@@ -199,7 +204,7 @@ def _varying(x: Any, vma: frozenset[Any]) -> Any:
 def _check_branch(what: str, a: Staged, b: Staged, a_name: str, b_name: str) -> None:
     if a.out_tree != b.out_tree:
         raise PytreeError(
-            f"{current_source()}: {what}: the branches must return the same structure: "
+            f"{current_source()}: {what} branch outputs must have the same pytree structure: "
             f"{a_name} returns {a.out_tree}, {b_name} returns {b.out_tree}"
         )
     tree = a.out_tree

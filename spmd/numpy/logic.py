@@ -414,14 +414,16 @@ def isclose(
     """Whether elements are equal up to a tolerance, `|a - b| <= atol + rtol * |b|`.
 
     `a`, `b`, `rtol` and `atol` broadcast to one shape; the result is bool. `a` and `b` are promoted
-    to one dtype, integers to floats. Infinities are close to themselves only, and NaN to NaN if
-    `equal_nan`.
+    to one dtype, integers to floats; random keys are close if they are equal. Infinities are close
+    to themselves only, and NaN to NaN if `equal_nan`.
 
     >>> snp.isclose(np.array([1.0, 2.0]), np.array([1.0, 2.1]))
     Array([ True, False], dtype=bool)
     """
     a, b = promote_args("isclose", a, b)
     dtype = typeof(a).dtype
+    if dtypes.is_key(dtype):
+        return lax.eq(a, b)
     if dtypes.is_bool(dtype) or dtypes.is_integer(dtype):
         a, b = (lax.convert_element_type(v, dtypes.to_inexact(dtype)) for v in (a, b))
     size_of_b = lax.abs(b)

@@ -168,7 +168,8 @@ class PmapFunction:
         if config.disable_jit and eager_map.runs_eagerly():
             return call.run_eagerly()
         key = call.key()
-        mapped = self._traced.get(key)
+        # Without jit the user's Python runs for each call, also where it is only traced.
+        mapped = None if config.disable_jit else self._traced.get(key)
         if mapped is None:
             mapped = call.trace()
             if not mapped.consts:

@@ -283,7 +283,7 @@ def _call(
     around = (kind, trusts, state.axes, config.tracing)
     key = (mesh, tuple(specs), tuple(avals), in_tree, _spec_key(out_specs), around, manual)
     entries = _traced.of(f)
-    found = entries.get(key)
+    found = None if config.disable_jit else entries.get(key)
     if found is None:
         ins = in_tree, avals, specs
         found = _trace(f, what, mesh, ins, out_specs, kind, args, manual, trusts)

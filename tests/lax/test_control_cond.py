@@ -141,7 +141,7 @@ def test_disable_jit_runs_python():
         (lambda: lax.cond(V > 0, lambda: 1, lambda: 2), ShapeError, "pred must be a scalar"),
         (lambda: lax.cond(1j, lambda: 1, lambda: 2), DtypeError, "pred must be a bool"),
         (lambda: lax.cond(True, 1.0, lambda x: x, 2), ArgumentError, "must be functions"),
-        (lambda: lax.cond(True, lambda: 1, lambda: (1,)), PytreeError, "same structure"),
+        (lambda: lax.cond(True, lambda: 1, lambda: (1,)), PytreeError, "same pytree structure"),
         (lambda: lax.cond(True, lambda: 1, lambda: 1.0), ShapeError, "same shapes and dtypes"),
         (lambda: lax.cond(True, lambda: V, lambda: 1.0), ShapeError, r"float32\[3\]"),
         (lambda: lax.switch(0, []), ArgumentError, "at least one branch"),
