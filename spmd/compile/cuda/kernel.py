@@ -22,6 +22,7 @@ from pathlib import Path
 
 from spmd.compile.cuda import windows
 from spmd.compile.cuda.elementwise import render_points, render_tiles, tile_dim
+from spmd.compile.cuda.keep_rows import keep_rows
 from spmd.compile.cuda.launch import Function, Launch, Rendered
 from spmd.compile.cuda.matmul import ProductText, as_rows, is_narrow
 from spmd.compile.cuda.rows import SCRATCH, RowText, plan_rows
@@ -143,6 +144,7 @@ def _render_whole(kernel: Kernel, first_temporary: int | None = None) -> Rendere
         barriers = along is not None
         launch = render_points(kernel, text) if along is None else render_tiles(kernel, along, text)
     else:
+        kernel = keep_rows(kernel)
         plan = plan_rows(kernel)
         barriers = plan.team > 1
         launch = RowText(kernel, plan, text, first).write()

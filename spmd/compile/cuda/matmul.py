@@ -35,7 +35,7 @@ ENOUGH_BLOCKS = 264
 # Sides narrower than this are not worth a tile.
 NARROW = 8
 # Columns of slabs are this much longer than the tile: stores across them then touch all banks.
-PADDING = 1
+PADDING = 2
 
 
 def is_narrow(product: Product) -> bool:

@@ -62,7 +62,7 @@ def test_removed_barriers_are_told():
 def test_shifted_bounds_are_told():
     mutants = list(bounds())
     assert len(mutants) > 600
-    sample = mutants[::40]
+    sample = mutants[::15]
     assert_bounds_are_told(sample, outcomes(sample), 0.7)
 
 

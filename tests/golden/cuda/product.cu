@@ -5,10 +5,10 @@
 //   %1 = bf16 convert %0
 //   store a1[60*d0 + d1] <- %1
 extern "C" __global__ void __launch_bounds__(256)
-kernel_6daad1cd07bdff6ff70b0e362f8f1a57(const bf16 *a, const bf16 *b, bf16 *a1) {
+kernel_a26e04258f75bdf9d229425b372b01ec(const bf16 *a, const bf16 *b, bf16 *a1) {
   extern __shared__ unsigned char shared[];
   // 32 x 32 of C a block, 2 x 2 sums a thread.
-  f32 *left = (f32 *)shared, *right = left + 528;
+  f32 *left = (f32 *)shared, *right = left + 544;
   const int thread = threadIdx.y * 16 + threadIdx.x;
   const int tile = blockIdx.x;
   const int row = tile / 2 * 32, column = tile % 2 * 32;
@@ -17,21 +17,21 @@ kernel_6daad1cd07bdff6ff70b0e362f8f1a57(const bf16 *a, const bf16 *b, bf16 *a1) 
     #pragma unroll
     for (int t = thread; t < 512; t += 256) {
       const int i = t / 16, k = t % 16;
-      left[k * 33 + i] = row + i < 100 && first + k < 70 ? load(&a[(row + i) * 70 + (first + k)]) : 0;
+      left[k * 34 + i] = row + i < 100 && first + k < 70 ? load(&a[(row + i) * 70 + (first + k)]) : 0;
     }
     #pragma unroll
     for (int t = thread; t < 512; t += 256) {
       const int i = t / 16, k = t % 16;
-      right[k * 33 + i] = column + i < 60 && first + k < 70 ? load(&b[(column + i) * 70 + (first + k)]) : 0;
+      right[k * 34 + i] = column + i < 60 && first + k < 70 ? load(&b[(column + i) * 70 + (first + k)]) : 0;
     }
     __syncthreads();
     #pragma unroll
     for (int k = 0; k < 16; k++) {
       f32 x[2], y[2];
       #pragma unroll
-      for (int i = 0; i < 2; i++) x[i] = left[k * 33 + threadIdx.y + 16 * i];
+      for (int i = 0; i < 2; i++) x[i] = left[k * 34 + threadIdx.y + 16 * i];
       #pragma unroll
-      for (int i = 0; i < 2; i++) y[i] = right[k * 33 + threadIdx.x + 16 * i];
+      for (int i = 0; i < 2; i++) y[i] = right[k * 34 + threadIdx.x + 16 * i];
       #pragma unroll
       for (int i = 0; i < 2; i++) {
         #pragma unroll

@@ -92,7 +92,6 @@ def test_a_transposed_tile_moves_the_least():
 
 
 def test_a_products_slabs_are_read_without_conflicts():
-    """A row-major slab is stored with two-way conflicts: 6 % more wavefronts."""
     epilogue = store_epilogue((), 64, 64, "f32", "f32", (64, 1))
     product = Product(64, 64, 32, Operand("f32", 32, 1), Operand("f32", 64, 1), "f32", epilogue)
     rendered = render_product(product)
@@ -101,8 +100,4 @@ def test_a_products_slabs_are_read_without_conflicts():
     (traffic,) = Emulator(rendered.functions, mode="counted").run(rendered, arrays)
     assert traffic is not None and traffic.counted == traffic.accesses
     moved, least = traffic.total("shared")
-    stores = [line for line in traffic.lines if line.space == "shared" and line.writes]
-    loads = [line for line in traffic.lines if line.space == "shared" and not line.writes]
-    assert sum(x.moved for x in loads) == sum(x.least for x in loads)
-    assert sum(x.moved for x in stores) <= 2 * sum(x.least for x in stores)
-    assert moved <= 1.1 * least
+    assert moved == least
