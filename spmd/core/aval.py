@@ -487,7 +487,10 @@ _resolve_sharding: Callable[[Any, tuple[int, ...]], Any] = _as_given
 
 def _aval_of(struct: ShapeDtypeStruct) -> ShapedArray:
     vma = NO_AXES if struct.manual_axis_type is None else struct.manual_axis_type.varying
-    aval = ShapedArray(struct.shape, struct.dtype, struct.weak_type, vma)
+    dtype = struct.dtype
+    if dtype.kind in "iufc" and dtype.itemsize > 4:
+        dtype = dtypes.canonical(dtype)  # as that of an array of NumPy's
+    aval = ShapedArray(struct.shape, dtype, struct.weak_type, vma)
     typed = getattr(struct.sharding, "typed", None)  # what no sharding is says nothing
     return aval if typed is None else typed(aval)
 

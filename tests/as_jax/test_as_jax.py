@@ -232,9 +232,12 @@ def test_devices_from_flags_and_settings(tmp_path):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         print(len(jax.devices()), jax.numpy.arange(2.0).dtype, jax.config.jax_enable_x64,
               jax.config.jax_persistent_cache_min_compile_time_secs)
+        with jax.softmax_custom_jvp(True):
+            print(jax.config.jax_softmax_custom_jvp)
+        print(jax.config.jax_softmax_custom_jvp, hasattr(jax, "no_such_option"))
     """
     said = run(program, folder=tmp_path).stdout.splitlines()
-    assert said == ["3 float64 True", "2 float32 False 0.5"]
+    assert said == ["3 float64 True", "2 float32 False 0.5", "True", "False False"]
     said = run(program, folder=tmp_path, SPMD_NUM_CPU_DEVICES="1").stdout.splitlines()
     assert said[0] == "1 float64 True"  # what is set for spmd wins
 

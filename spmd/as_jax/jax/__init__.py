@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools as _functools
 from collections.abc import Callable as _Callable
+from collections.abc import Iterator as _Iterator
 from collections.abc import Sequence as _Sequence
+from contextlib import contextmanager as _contextmanager
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
@@ -15,6 +18,7 @@ from spmd.as_jax.callbacks import follow_jax as _follow_jax
 from spmd.as_jax.finder import API_LEVEL as _API_LEVEL
 from spmd.as_jax.finder import below as _below
 from spmd.as_jax.finder import installed as _installed
+from spmd.base.jax_options import OPTIONS as _OPTIONS
 
 _environment.read()
 if _installed():  # not where this facade is imported beside JAX, by its own name
@@ -59,4 +63,17 @@ def __getattr__(name: str) -> _Any:
         value = getattr(_spmd, name)
         if not isinstance(value, _ModuleType):
             return value
+    if f"jax_{name}" in _OPTIONS:  # a context of an option that has no effect here
+        return _functools.partial(_override, f"jax_{name}")
     return _absent(name)
+
+
+@_contextmanager
+def _override(option: str, new_val: _Any = True) -> _Iterator[None]:
+    """Set an option of JAX's for the length of a `with` block."""
+    before = _spmd.config.read(option)
+    _spmd.config.update(option, new_val)
+    try:
+        yield
+    finally:
+        _spmd.config.update(option, before)
