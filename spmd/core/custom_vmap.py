@@ -13,7 +13,7 @@ from typing import Any
 from spmd.base.context import attributed_to, state
 from spmd.base.errors import ArgumentError, MissingRuleError, PytreeError, ShapeError
 from spmd.base.source import current_source
-from spmd.base.tree import tree_flatten, tree_unflatten
+from spmd.base.tree import tree_flatten, tree_map, tree_unflatten
 from spmd.base.util import api_boundary, function_name, present_as, split_list
 from spmd.core.aval import typeof
 from spmd.core.call import call_primitive, nonzero, spread
@@ -21,7 +21,7 @@ from spmd.core.custom_common import Call, inline_transpose, positional, signatur
 from spmd.core.jvp import instantiate, jvp_flat, jvp_jaxpr
 from spmd.core.primitive import Zero
 from spmd.core.structural import broadcast_leading
-from spmd.core.trace import EVAL
+from spmd.core.trace import EVAL, unchanged
 from spmd.core.vmap import BatchAxis, fronts
 
 
@@ -64,6 +64,7 @@ class custom_vmap:
                 "with .def_vmap"
             )
         if state.trace is EVAL:
+            args, kwargs = tree_map(unchanged, (args, kwargs))
             return self.fun(*args, **kwargs)
         call = Call(self.fun, positional(self.fun, self._signature, args, kwargs), ())
         jaxpr, consts = call.stage()
