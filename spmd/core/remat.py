@@ -46,7 +46,7 @@ R = TypeVar("R")
 
 
 class Choice:
-    """What a policy may return beside True and False: `Saveable` and `Recompute` are the two."""
+    """A result of a policy beside True and False: `Saveable` and `Recompute` are the two."""
 
     def __init__(self, name: str):
         self.name = name

@@ -61,7 +61,7 @@ def library() -> Any:
 
 
 def _missing() -> str:
-    """Why this process can't use NCCL, with what to do; nothing if it can."""
+    """The reason why this process can't use NCCL, with what to do; "" if it can."""
     try:
         version = library().get_version()
     except ImportError as error:
@@ -74,7 +74,7 @@ def _missing() -> str:
 
 
 class _Agreement:
-    """What the ranks of the job have agreed on, once."""
+    """The result of the agreement of the ranks of the job, made once."""
 
     def __init__(self) -> None:
         self.reason: str | None = None

@@ -60,7 +60,7 @@ def zero_unless(mask: Any, x: Any) -> Any:
 
 
 def both(*masks: Any) -> Any:
-    """Where all masks are true."""
+    """The places where all masks are true."""
     first, *rest = masks
     for mask in rest:
         first = bitwise_and(first, mask)

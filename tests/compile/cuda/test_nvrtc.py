@@ -10,13 +10,13 @@ from spmd.compile.cuda import nvrtc
 from spmd.compile.cuda.kernel import module_text, render, render_product
 from spmd.compile.cuda.launch import Function
 from spmd.compile.cuda.nvrtc import NvrtcError, compile_cubin, compile_ptx, parse_usage, with_lines
-from spmd.compile.cuda.report import report
 from tests.compile.cuda.corpus import (
     operation_cases,
     program_kernels,
     program_products,
     written_cases,
 )
+from tests.compile.cuda.kernel_costs import report
 from tests.compile.cuda.large_kernels import LARGE
 from tests.compile.kernel.op_kernels import row_sum
 
