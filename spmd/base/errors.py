@@ -169,7 +169,7 @@ class KeyReuseError(SpmdError, TypeError):
     """A random key was used twice, under `debug_key_reuse`."""
 
 
-class RefusedError(SpmdError, TypeError, NotImplementedError, ValueError):
+class RefusedError(ArgumentError, NotImplementedError):
     """A primitive has no such rule, or a parameter of JAX no meaning here; the text says why."""
 
 

@@ -288,7 +288,7 @@ def reshape(
     if out_sharding is not None:
         call = lambda x: reshape(x, new_sizes, dimensions)  # noqa: E731
         return laid_out(out_sharding, call, operand)
-    new_sizes = tuple(map(int, new_sizes))
+    new_sizes = (new_sizes,) if isinstance(new_sizes, int) else tuple(map(int, new_sizes))
     if dimensions is not None:
         operand = permute_dims(operand, dimensions)
     if typeof(operand).shape == new_sizes:

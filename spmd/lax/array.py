@@ -74,6 +74,7 @@ def broadcasted_iota(
 def static_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     """A shape as a tuple of Python ints, none of them negative; raises the user's error."""
     try:
+        shape = (shape,) if isinstance(shape, int) else shape
         sizes = tuple(operator.index(d) for d in shape)
     except TypeError:
         raise ShapeError(f"{name}: shape={shape!r} must be a sequence of integers") from None

@@ -267,7 +267,7 @@ def custom_root(
     (2.0, 0.25)
     """
     flat, tree = tree_flatten(initial_guess)
-    avals = [typeof(x).strip_weak() for x in flat]
+    avals = [typeof(x) for x in flat]
     in_tree = tree_flatten((initial_guess,))[1]
     equation = Staged(f, in_tree, avals)
     _check_map("f", equation, tree, avals, 0)

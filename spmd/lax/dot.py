@@ -66,6 +66,7 @@ def dot_general(
     sequences of dims. The shape of the result is that of the batch dims, then the free dims of
     `lhs`, then those of `rhs`. Operands of different dtypes are promoted. Products are summed in
     `preferred_element_type`, which is also the result's dtype; the default is the operands' dtype.
+    Sums of floating products are kept in the operands' dtype, and converted, if that has more bits.
     `precision` is recorded, and changes nothing on the CPU, which always computes with full
     precision.
 
@@ -83,6 +84,14 @@ def dot_general(
         precision = precision_of("dot_general", precision)
     numbers = dimension_numbers_of(dimension_numbers)
     lhs, rhs, preferred = product_dtypes(lhs, rhs, preferred_element_type)
+    common = typeof(lhs).dtype
+    if (
+        dtypes.is_float(common)
+        and not dtypes.is_complex(preferred)
+        and (preferred.itemsize < common.itemsize or not dtypes.is_float(preferred))
+    ):  # no sum is kept in fewer digits than its products have
+        wide = dot_general(lhs, rhs, numbers, precision, common, out_sharding=out_sharding)
+        return convert_element_type(wide, preferred)
     how = {
         "dimension_numbers": numbers,
         "precision": precision,

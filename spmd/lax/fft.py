@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeArgumentError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.primitive import Dims, Primitive, dims, linear
 from spmd.core.structural import move_dim
@@ -106,7 +106,7 @@ def _check_dtype(x: ShapedArray, fft_type: FftType) -> None:
     if x.dtype not in accepted:
         names = " or ".join(np.dtype(d).name for d in accepted)
         fail(
-            DtypeError,
+            DtypeArgumentError,
             f"fft: {fft_type.name} takes {names}, got {x}; convert it with .astype, or use "
             "spmd.numpy.fft, which promotes",
         )

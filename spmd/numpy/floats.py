@@ -9,7 +9,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import DtypeError
+from spmd.base.errors import DtypeArgumentError, RefusedError
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import (
     as_array,
@@ -102,7 +102,7 @@ def round(a: ArrayLike, decimals: int = 0, out: None = None) -> Array:
     if not dtypes.is_inexact(aval.dtype):
         if decimals >= 0:
             return as_array(a)
-        raise DtypeError(f"round: integers cannot be rounded to decimals={decimals}; use floats")
+        raise RefusedError(f"round: integers cannot be rounded to decimals={decimals}; use floats")
     if decimals == 0:
         return lax.round(a, lax.RoundingMethod.TO_NEAREST_EVEN)
     wide = a
@@ -236,7 +236,7 @@ def ldexp(x: Any, exponent: Any, /) -> Array:
     (x,) = promote_args_inexact("ldexp", x)
     check_real("ldexp", x)
     if dtypes.is_inexact(typeof(exponent).dtype):
-        raise DtypeError(f"ldexp: the exponent must be integers, got {typeof(exponent)}")
+        raise DtypeArgumentError(f"ldexp: the exponent must be integers, got {typeof(exponent)}")
     (exponent,) = promote_dtypes_numeric(plain(exponent))
     x, exponent = promote_shapes("ldexp", x, exponent)
     # Beyond three times the least normal exponent each number is 0 or infinite, and each of the

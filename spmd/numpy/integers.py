@@ -8,7 +8,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError
+from spmd.base.errors import ArgumentError, DtypeArgumentError, DtypeError
 from spmd.core.aval import typeof
 from spmd.numpy.joining import concatenate
 from spmd.numpy.logic import as_bool
@@ -36,7 +36,7 @@ def _integers(name: str, x1: Any, x2: Any) -> list[Any]:
     """Two arrays of integers of one shape."""
     found = promote_args(name, x1, x2)
     if not dtypes.is_integer(typeof(found[0]).dtype):
-        raise DtypeError(f"{name}: integers are needed, got {typeof(found[0]).dtype}")
+        raise DtypeArgumentError(f"{name}: integers are needed, got {typeof(found[0]).dtype}")
     shape = broadcast_shapes_of(name, [typeof(x).shape for x in found])
     return [broadcast_to(x, shape) for x in found]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
+from spmd.base.errors import ArgumentError, ConcretizationError, RefusedError, ShapeError
 from spmd.base.source import current_source
 from spmd.compile.dispatch.eager_cache import cached_options
 from spmd.core.aval import typeof
@@ -136,7 +136,7 @@ def ravel(a: ArrayLike, order: str = "C", *, out_sharding: Any = None) -> Array:
     """
     check_arraylike("ravel", a)
     if order == "K":
-        raise ArgumentError("ravel: order='K' is not supported; use 'C' or 'F'")
+        raise RefusedError("ravel: order='K' is not supported; use 'C' or 'F'")
     return reshape(a, (typeof(plain(a)).size,), order)
 
 

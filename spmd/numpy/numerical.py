@@ -11,7 +11,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.errors import ArgumentError, RefusedError, ShapeError
 from spmd.core.aval import typeof
 from spmd.core.trace import Tracer
 from spmd.lax.special_beta import bessel_i0
@@ -192,7 +192,7 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int | None = N
     Array([1., 2., 3.], dtype=float32)
     """
     if edge_order not in (None, 1):
-        raise ArgumentError("gradient: only edge_order=1 is supported")
+        raise RefusedError("gradient: only edge_order=1 is supported")
     check_arraylike("gradient", f, *varargs)
     a, *spacing = promote_dtypes_inexact(plain(f), *map(plain, varargs))
     dims = canonical_axes(axis, typeof(a).ndim, "gradient")

@@ -13,7 +13,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeArgumentError, ShapeError
 from spmd.core.aval import typeof
 from spmd.core.explicit import lays_out_result
 from spmd.numpy.logic import isnan
@@ -192,7 +192,7 @@ def _quantile(
     if unit != 1:
         q = divide(q, unit)
     if dtypes.is_complex(typeof(a).dtype):
-        raise DtypeError(f"{name}: complex numbers have no order")
+        raise DtypeArgumentError(f"{name}: complex numbers have no order")
     if typeof(q).ndim > 1:
         raise ShapeError(f"{name}: q must have at most one dim, got shape {typeof(q).shape}")
     shape = typeof(a).shape

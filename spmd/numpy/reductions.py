@@ -137,6 +137,9 @@ def _reduce(
     if initial is not None:
         if typeof(initial).ndim:
             raise ShapeError(f"{kind.name}: initial must be a scalar, got {typeof(initial)}")
+        if isinstance(initial, float) and np.isinf(initial) and dtypes.is_integer(compute):
+            limits = dtypes.min_value(compute), dtypes.max_value(compute)
+            initial = limits[initial > 0]
         result = kind.combine(convert(initial, compute), result)
     if keepdims:
         result = keep_dims(result, typeof(a).shape, dims)

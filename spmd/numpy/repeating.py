@@ -11,7 +11,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
+from spmd.base.errors import ArgumentError, ConcretizationError, RefusedError, ShapeError
 from spmd.core.aval import typeof
 from spmd.core.explicit import lays_out_result
 from spmd.core.trace import Tracer
@@ -75,6 +75,7 @@ def repeat(
     Array([1, 1, 2, 2, 2], dtype=int32)
     """
     a = operand("repeat", a)
+    check_arraylike("repeat", repeats)
     if axis is None:
         a, axis = ravel(a), 0
     d = canonical_axis(axis, typeof(a).ndim, "repeat")
@@ -167,7 +168,7 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Ar
     if any(w < 0 for pair in widths for w in pair):
         raise ArgumentError(f"pad: pad_width must not be negative, got {pad_width}")
     if mode not in _PAD_OPTIONS:
-        raise ArgumentError(f"pad: mode must be one of {', '.join(_PAD_OPTIONS)}, got {mode!r}")
+        raise RefusedError(f"pad: mode must be one of {', '.join(_PAD_OPTIONS)}, got {mode!r}")
     extra = set(kwargs) - {_PAD_OPTIONS[mode]}
     if extra:
         raise ArgumentError(f"pad: mode {mode!r} takes no argument {', '.join(sorted(extra))}")
@@ -330,6 +331,8 @@ def delete(
     Array([5, 7], dtype=int32)
     """
     a = operand("delete", arr)
+    if not isinstance(obj, slice):
+        check_arraylike("delete", obj)
     if axis is None:
         a, axis = ravel(a), 0
     d = canonical_axis(axis, typeof(a).ndim, "delete")
@@ -355,7 +358,7 @@ def insert(arr: ArrayLike, obj: Any, values: ArrayLike, axis: int | None = None)
     >>> snp.insert(np.array([5, 6, 7]), 1, 9)
     Array([5, 9, 6, 7], dtype=int32)
     """
-    check_arraylike("insert", arr, values)
+    check_arraylike("insert", arr, values, *(() if isinstance(obj, slice) else (obj,)))
     a = plain(arr)
     if axis is None:
         a, axis = ravel(a), 0
@@ -401,6 +404,8 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     a = operand("diff", a)
     if typeof(a).ndim == 0 or n < 0:
         raise ArgumentError(f"diff: an array of at least one dim and n >= 0 are needed, got n={n}")
+    if n == 0:
+        return a
     d = canonical_axis(axis, typeof(a).ndim, "diff")
     row = [1 if k == d else size for k, size in enumerate(typeof(a).shape)]
     parts = []

@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 
 from spmd import lax
-from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
+from spmd.base.errors import ArgumentError, ConcretizationError, RefusedError, ShapeError
 from spmd.compile.dispatch.eager_cache import cached_arrays
 from spmd.core.aval import typeof
 from spmd.core.trace import Tracer
@@ -313,7 +313,7 @@ def fill_diagonal(
     if inplace:
         raise ArgumentError("fill_diagonal: arrays are immutable; pass inplace=False")
     if wrap:
-        raise ArgumentError("fill_diagonal: wrap=True is not supported")
+        raise RefusedError("fill_diagonal: wrap=True is not supported")
     check_arraylike("fill_diagonal", a, val)
     a = plain(a)
     shape = typeof(a).shape

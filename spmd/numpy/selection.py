@@ -20,6 +20,7 @@ from spmd.numpy.creation import asarray
 from spmd.numpy.logic import as_bool, isnan, isneginf, isposinf
 from spmd.numpy.promotion import (
     as_array,
+    broadcast_to,
     check_arraylike,
     check_arraylike_or_none,
     check_real,
@@ -157,7 +158,7 @@ def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: 
     result = value(-1, functions[-1])
     for k, condition in enumerate(conditions):
         result = choose_by_mask(condition, value(k, functions[k]), result)
-    return result
+    return broadcast_to(result, typeof(x).shape)
 
 
 def _constant_outside(conditions: Sequence[Any], k: int, x: Any) -> Any:

@@ -8,7 +8,13 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, ConcretizationError, DtypeError, ShapeError
+from spmd.base.errors import (
+    ArgumentError,
+    ConcretizationError,
+    DtypeError,
+    RefusedError,
+    ShapeError,
+)
 from spmd.core.aval import typeof
 from spmd.core.explicit import lays_out_result
 from spmd.core.trace import Tracer
@@ -127,6 +133,8 @@ def lexsort(keys: Any, axis: int = -1) -> Array:
     Array([2, 0, 1], dtype=int32)
     """
     items = [asarray(k) for k in keys]
+    if items and typeof(items[0]).ndim == 0:  # the elements of a vector: one position, sorted
+        return lax.full((), 0, default_int())
     if not items:
         raise ArgumentError("lexsort: need at least one key")
     d = canonical_axis(axis, typeof(items[0]).ndim, "lexsort")
@@ -197,6 +205,11 @@ def searchsorted(
     check_arraylike("searchsorted", a, v)
     if side not in ("left", "right"):
         raise ArgumentError(f"searchsorted: side must be 'left' or 'right', got {side!r}")
+    if method not in ("scan", "scan_unrolled", "sort", "compare_all"):
+        raise ArgumentError(
+            f"searchsorted: method={method!r} must be 'scan', 'scan_unrolled', 'sort' or "
+            "'compare_all'; all give the same"
+        )
     a, v = promote_dtypes(plain(a), plain(v))
     if typeof(a).ndim != 1:
         raise ShapeError(f"searchsorted: a must have one dim, got {typeof(a)}")
@@ -291,8 +304,10 @@ def bincount(
     Array([1, 2, 0, 1], dtype=int32)
     """
     x = operand("bincount", x)
-    if typeof(x).ndim != 1 or not dtypes.is_integer(typeof(x).dtype):
+    if typeof(x).ndim != 1 or dtypes.is_inexact(typeof(x).dtype):
         raise ArgumentError(f"bincount: x must be a vector of integers, got {typeof(x)}")
+    if typeof(x).dtype == dtypes.bool_:
+        x = lax.convert_element_type(x, default_int())
     if length is None:
         largest = np.array(-1) if typeof(x).size == 0 else _max(x)
         length = max(concrete_size("bincount", largest, None) + 1, minlength)
@@ -320,9 +335,10 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
     """
     check_arraylike("histogram_bin_edges", a)
     if isinstance(bins, (str, float)):
-        raise ArgumentError(
+        raise RefusedError(
             f"histogram_bin_edges: bins={bins!r} must be an integer or a vector of edges"
         )
+    check_arraylike("histogram_bin_edges", bins)
     if range is not None and not (hasattr(range, "__len__") and len(range) == 2):
         raise ArgumentError(f"histogram_bin_edges: range={range!r} must be (low, high) or None")
     (a,) = promote_dtypes_inexact(plain(a))
@@ -413,7 +429,9 @@ def unique(
     found = _sum(is_first)
     count = concrete_size("unique", found, size)
     (starts,) = nonzero(is_first, size=count)
-    if shape_is_empty and count and fill_value is not None:
+    if shape_is_empty and count and fill_value is None:
+        raise ShapeError(f"unique: size={count} of an empty array needs fill_value")
+    if shape_is_empty and count:
         ordered = lax.full((1, *typeof(ordered).shape[1:]), 0, typeof(ordered).dtype)
     values = take(ordered, starts, 0, mode="clip")
     missing = lax.ge(lax.iota(default_int(), count), found)

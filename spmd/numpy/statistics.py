@@ -9,7 +9,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeArgumentError, ShapeError
 from spmd.compile.dispatch.eager_cache import cached_options
 from spmd.core.aval import typeof
 from spmd.numpy.joining import concatenate
@@ -147,7 +147,7 @@ def _var_dtypes(name: str, source: np.dtype, dtype: Any) -> tuple[np.dtype, np.d
     wanted = optional_dtype(dtype, name)
     if wanted is not None:
         if dtypes.is_complex(source) and not dtypes.is_complex(wanted):
-            raise DtypeError(f"{name}: dtype={wanted} is real, but the array is {source}")
+            raise DtypeArgumentError(f"{name}: dtype={wanted} is real, but the array is {source}")
         return wide_float(wanted), wanted
     inexact = dtypes.to_inexact(source)
     return wide_float(inexact), dtypes.real_of(inexact)
@@ -171,7 +171,7 @@ def var(
     squares is divided by the count minus `ddof` (or `correction`, its name in the array API
     standard). `mean` is the mean, if it is known already, with the reduced dims; `where` is a bool
     mask of what counts. The result is real, of the floating dtype to which `a` is promoted, or
-    `dtype`. Raises a `DtypeError` for a real `dtype` of complex numbers.
+    `dtype`. Raises a `DtypeArgumentError` for a real `dtype` of complex numbers.
 
     >>> snp.var(np.array([1.0, 2.0, 3.0, 4.0]))
     Array(1.25, dtype=float32)

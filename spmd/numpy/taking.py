@@ -12,7 +12,13 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, IndexingError, ShapeError
+from spmd.base.errors import (
+    ArgumentError,
+    DtypeArgumentError,
+    IndexingError,
+    RefusedError,
+    ShapeError,
+)
 from spmd.base.source import current_source
 from spmd.base.util import canonical_dim
 from spmd.core.aval import typeof
@@ -35,7 +41,7 @@ def _positions(name: str, indices: Any) -> Any:
     indices = operand(name, indices)
     dtype = typeof(indices).dtype
     if not dtypes.is_integer(dtype):
-        raise DtypeError(
+        raise DtypeArgumentError(
             f"{current_source()}: {name} requires integer indices, got {typeof(indices)}; "
             "convert them with .astype(int)"
         )
@@ -121,7 +127,7 @@ def _in_mode(indices: Any, size: int, mode: str | None) -> tuple[Any, lax.Gather
         return _modulo(indices, size), lax.GatherScatterMode.PROMISE_IN_BOUNDS
     if mode == "clip":
         return indices, lax.GatherScatterMode.CLIP
-    raise ArgumentError(
+    raise RefusedError(
         f"take: mode={mode!r} must be 'fill', 'clip' or 'wrap'; a compiled program cannot raise "
         "for an index that it only knows when it runs"
     )

@@ -18,7 +18,7 @@ import numpy as np
 from spmd import lax
 from spmd.api.inspect import eval_shape
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeError, RefusedError, ShapeError
 from spmd.base.traceback_filter import simplify
 from spmd.base.util import handles
 from spmd.core.aval import ShapedArray, typeof
@@ -175,11 +175,16 @@ class ufunc:
             a, axis=axis, dtype=dtype, keepdims=keepdims, initial=initial, where=where
         )
 
-    def accumulate(self, a: Any, axis: int = 0, dtype: Any = None, out: None = None) -> Any:
-        """The results of `reduce` up to each element along a dim."""
+    def accumulate(self, a: Any, axis: int | None = 0, dtype: Any = None, out: None = None) -> Any:
+        """The results of `reduce` up to each element along a dim.
+
+        With `axis=None` sums and products go through the elements of the flattened array.
+        """
         name = self._binary("accumulate", a)
         refuse_out(name, out)
         a = as_array(plain(a))
+        if axis is None and self.__name__ in ("add", "multiply"):  # as cumsum and cumprod
+            a, axis = ravel(a), 0
         if axis is None or isinstance(axis, tuple):
             raise ArgumentError(f"{name}: axis must be one integer, got {axis!r}")
         return self._accumulate(a, axis=canonical_axis(axis, a.ndim, name), dtype=dtype)
@@ -194,7 +199,7 @@ class ufunc:
         """
         name = f"{self.__name__}.at"
         if inplace:
-            raise ArgumentError(f"{name}: arrays are immutable; pass inplace=False for a new one")
+            raise RefusedError(f"{name}: arrays are immutable; pass inplace=False for a new one")
         if (self.nin, self.nout) != (1 if b is None else 2, 1):
             raise ArgumentError(f"{name}: {self.nin} operands are needed, and one result")
         check_arraylike(name, a, *(() if b is None else (b,)))

@@ -15,7 +15,7 @@ import numpy as np
 from spmd import lax
 from spmd import numpy as snp
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeError, RefusedError, ShapeError
 from spmd.base.util import canonical_dim
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact, promotes_inside
@@ -116,7 +116,7 @@ def _along(
     name: str, f: Callable[..., Any], x: Any, type: int, n: Any, axis: int, norm: Any
 ) -> Any:
     if type != 2:
-        raise ArgumentError(f"{name}: type={type}: only type 2 is implemented, as in JAX")
+        raise RefusedError(f"{name}: type={type}: only type 2 is implemented, as in JAX")
     if norm not in (None, "backward", "forward", "ortho"):
         raise ArgumentError(
             f"{name}: norm={norm!r} must be 'backward' (None), 'ortho' or 'forward'"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spmd import numpy as snp
-from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.errors import ArgumentError, RefusedError, ShapeError
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact
 
@@ -41,7 +41,7 @@ class RegularGridInterpolator:
                 f"RegularGridInterpolator: method must be 'linear' or 'nearest', got {method!r}"
             )
         if bounds_error:
-            raise ArgumentError(
+            raise RefusedError(
                 "RegularGridInterpolator: bounds_error=True depends on values, which a traced "
                 "function does not know; use fill_value"
             )
@@ -73,6 +73,7 @@ class RegularGridInterpolator:
         if isinstance(xi, (tuple, list)):
             xi = snp.stack(snp.broadcast_arrays(*xi), axis=-1)
         (xi,) = promote_dtypes_inexact(as_array(xi))
+        xi = xi[None] if typeof(xi).ndim == 1 else xi  # one point is a list of one
         if typeof(xi).ndim == 0 or typeof(xi).shape[-1] != count:
             raise ShapeError(
                 f"RegularGridInterpolator: the last dim of xi must be {count}, the number of the "

@@ -11,7 +11,7 @@ import numpy as np
 from spmd import lax
 from spmd import numpy as snp
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.errors import RefusedError, ShapeError
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes
 
@@ -46,9 +46,9 @@ def map_coordinates(
             f"map_coordinates: needs coordinates for {len(shape)} dims, got {len(places)}"
         )
     if order not in (0, 1):
-        raise ArgumentError(f"map_coordinates: order={order} must be 0 or 1")
+        raise RefusedError(f"map_coordinates: order={order} must be 0 or 1")
     if mode not in _MODES:
-        raise ArgumentError(f"map_coordinates: mode={mode!r} must be one of {', '.join(_MODES)}")
+        raise RefusedError(f"map_coordinates: mode={mode!r} must be one of {', '.join(_MODES)}")
     places = promote_dtypes(*places) if places else []
     fill = snp.asarray(cval, typeof(x).dtype)
     choices = [_choices(c, order) for c in places]

@@ -16,7 +16,7 @@ import numpy as np
 from spmd import lax
 from spmd import numpy as snp
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.errors import ArgumentError, RefusedError, ShapeError
 from spmd.base.util import canonical_dim
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact, promotes_inside
@@ -139,7 +139,7 @@ def correlate(
 
 def _two_dims(name: str, in1: Any, in2: Any, mode: str, boundary: str, fillvalue: Any) -> list[Any]:
     if boundary != "fill" or fillvalue != 0:
-        raise ArgumentError(
+        raise RefusedError(
             f"{name}: only boundary='fill' with fillvalue=0 is there, got {boundary!r} and "
             f"{fillvalue!r}; pad in1 with spmd.numpy.pad and use mode='valid'"
         )

@@ -18,7 +18,7 @@ import numpy as np
 from spmd import lax
 from spmd import numpy as snp
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError
+from spmd.base.errors import ArgumentError, DtypeArgumentError, DtypeError, RefusedError
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.lax.special_beta import bessel_i0, bessel_i1
@@ -71,17 +71,26 @@ def _real(name: str, *xs: Any) -> list[Any]:
     return [snp.broadcast_to(x, shape) if typeof(x).shape != shape else x for x in out]
 
 
+def _strong(name: str, *xs: Any) -> list[Any]:
+    """`_real`, for functions whose results are not weakly typed, as in JAX."""
+    return [lax.convert_element_type(x, typeof(x).dtype) for x in _real(name, *xs)]
+
+
 _RULES = """`x` keeps its shape; integers become float32 and floats keep their dtype. Raises
 `ArgumentError` if `x` is no array, and `DtypeError` for complex numbers."""
 
 
 def _function(
-    name: str, op: Callable[..., Any], doc: str, example: tuple[str, str]
+    name: str,
+    op: Callable[..., Any],
+    doc: str,
+    example: tuple[str, str],
+    operands: Callable[..., list[Any]] = _real,
 ) -> Callable[[Any], Array]:
     """A function of one array that is one primitive; `example` is an argument and the result."""
 
     def f(x: Any) -> Array:
-        return op(*_real(name, x))
+        return op(*operands(name, x))
 
     argument, result = example
     f.__name__ = f.__qualname__ = name
@@ -114,6 +123,7 @@ dawsn = _function(
     dawsn_p.bind,
     "Compute Dawson's integral, elementwise: `sqrt(pi)/2 exp(-x**2) erfi(x)`.",
     ("np.array([0.0, 1.0])", "Array([0.       , 0.5380795], dtype=float32)"),
+    _strong,
 )
 
 
@@ -126,7 +136,7 @@ def ndtr(x: Any) -> Array:
     >>> spmd.scipy.special.ndtr(np.array([-np.inf, 0.0, 1.0]))
     Array([0.       , 0.5      , 0.8413447], dtype=float32)
     """
-    (x,) = _real("ndtr", x)
+    (x,) = _strong("ndtr", x)
     return lax.mul(constant_like(x, 0.5), lax.erfc(lax.mul(x, constant_like(x, -math.sqrt(0.5)))))
 
 
@@ -140,7 +150,7 @@ def ndtri(p: Any) -> Array:
     >>> spmd.scipy.special.ndtri(np.array([0.0, 0.5, 1.0]))
     Array([-inf,   0.,  inf], dtype=float32)
     """
-    (p,) = _real("ndtri", p)
+    (p,) = _strong("ndtri", p)
     two, one = constant_like(p, 2.0), constant_like(p, 1.0)
     return lax.mul(constant_like(p, math.sqrt(2)), lax.erf_inv(lax.sub(lax.mul(two, p), one)))
 
@@ -190,7 +200,7 @@ def log_ndtr(x: Any, series_order: int = 3) -> Array:
     """
     if not isinstance(series_order, int) or not 0 <= series_order <= 30:
         raise ArgumentError(f"log_ndtr: series_order must be in 0..30, got {series_order!r}")
-    return _log_ndtr(*_real("log_ndtr", x), max(series_order, 1))
+    return _log_ndtr(*_strong("log_ndtr", x), max(series_order, 1))
 
 
 # ---- gamma functions ---------------------------------------------------------------------------
@@ -252,12 +262,15 @@ def gammaincc(a: Any, x: Any) -> Array:
 def polygamma(n: Any, x: Any) -> Array:
     """Compute the `n`-th derivative of `digamma`, elementwise.
 
-    `n` and `x` broadcast and are promoted to one float dtype. Raises `ArgumentError` if one is no
-    array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
+    `n`, integers, and `x` broadcast and are promoted to one float dtype. Raises `ArgumentError` if
+    one is no array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers and
+    orders that are no integers.
 
     >>> spmd.scipy.special.polygamma(1, 1.0)
     Array(1.644934, dtype=float32, weak_type=True)
     """
+    if not dtypes.is_integer(typeof(n).dtype):
+        raise DtypeArgumentError(f"polygamma: n must be integers, got {typeof(n)}")
     return lax.polygamma(*_real("polygamma", n, x))
 
 
@@ -284,7 +297,7 @@ def gammasgn(x: Any) -> Array:
     >>> spmd.scipy.special.gammasgn(np.array([-1.5, -0.5, 0.5]))
     Array([ 1., -1.,  1.], dtype=float32)
     """
-    (x,) = _real("gammasgn", x)
+    (x,) = _strong("gammasgn", x)
     floor = lax.floor(x)
     odd = lax.ne(lax.rem(floor, constant_like(x, 2.0)), constant_like(x, 0.0))
     negative = select(odd, constant_like(x, -1.0), constant_like(x, 1.0))
@@ -304,7 +317,7 @@ def gamma(x: Any) -> Array:
     >>> spmd.scipy.special.gamma(np.array([0.5, 3.0, -1.0]))
     Array([1.7724538, 2.       ,       nan], dtype=float32)
     """
-    (x,) = _real("gamma", x)
+    (x,) = _strong("gamma", x)
     return lax.mul(gammasgn(x), lax.exp(lax.lgamma(x)))
 
 
@@ -319,7 +332,7 @@ def factorial(n: Any, exact: bool = False) -> Array:
     Array([1., 1., 2.], dtype=float32)
     """
     if exact:
-        raise ArgumentError("factorial: exact=True needs integers of any size; use math.factorial")
+        raise RefusedError("factorial: exact=True needs integers of any size; use math.factorial")
     (n,) = _real("factorial", n)
     one, zero = constant_like(n, 1.0), constant_like(n, 0.0)
     return select(lax.lt(n, zero), zero, lax.exp(lax.lgamma(lax.add(n, one))))
@@ -334,7 +347,7 @@ def poch(z: Any, m: Any) -> Array:
     >>> spmd.scipy.special.poch(1.0, np.array([0.0, 2.0]))
     Array([1., 2.], dtype=float32)
     """
-    z, m = _real("poch", z, m)
+    z, m = _strong("poch", z, m)
     top = lax.add(z, m)
     below = lax.lgamma(z)
     ratio = lax.exp(lax.sub(lax.lgamma(top), below))
@@ -351,9 +364,9 @@ def multigammaln(a: Any, d: Any) -> Array:
     dtype. Raises `ArgumentError` if `a` is no array, and `DtypeError` for complex numbers.
 
     >>> spmd.scipy.special.multigammaln(2.0, 2)
-    Array(0.45158267, dtype=float32, weak_type=True)
+    Array(0.45158267, dtype=float32)
     """
-    (a,) = _real("multigammaln", a)
+    (a,) = _strong("multigammaln", a)
     d = operator.index(d)
     total = as_array(constant_like(a, 0.25 * d * (d - 1) * math.log(math.pi)))
     for k in range(d):
@@ -419,7 +432,7 @@ def beta(a: Any, b: Any) -> Array:
     >>> spmd.scipy.special.beta(1.0, np.array([1.0, 4.0]))
     Array([1.  , 0.25], dtype=float32)
     """
-    a, b = _real("beta", a, b)
+    a, b = _strong("beta", a, b)
     return in_single(_beta, a, b)
 
 
@@ -645,7 +658,7 @@ def softmax(x: Any, /, *, axis: Any = None) -> Array:
     Array([[0.25, 0.25],
            [0.25, 0.25]], dtype=float32)
     """
-    return _softmax(x, axis)
+    return _softmax(as_array(x), axis)
 
 
 def log_softmax(x: Any, /, *, axis: Any = None) -> Array:
@@ -658,7 +671,7 @@ def log_softmax(x: Any, /, *, axis: Any = None) -> Array:
     Array([[-1.3862944, -1.3862944],
            [-1.3862944, -1.3862944]], dtype=float32)
     """
-    return _log_softmax(x, axis)
+    return _log_softmax(as_array(x), axis)
 
 
 # ---- Bessel functions --------------------------------------------------------------------------
@@ -708,18 +721,21 @@ exp1 = _function(
     exp1_p.bind,
     "Compute the integral of `exp(-t) / t` from x to infinity, elementwise.",
     ("np.array([0.5, 1.0])", "Array([0.5597736 , 0.21938394], dtype=float32)"),
+    _strong,
 )
 expi = _function(
     "expi",
     expi_p.bind,
     "Compute the integral of `exp(t) / t` from -infinity to x, elementwise.",
     ("np.array([0.5, 1.0])", "Array([0.4542199, 1.8951178], dtype=float32)"),
+    _strong,
 )
 spence = _function(
     "spence",
     spence_p.bind,
     "Compute the dilogarithm, elementwise: the integral of `log(t) / (1 - t)` from 1 to x.",
     ("np.array([0.0, 1.0])", "Array([ 1.644934, -0.      ], dtype=float32)"),
+    _strong,
 )
 
 
@@ -736,7 +752,7 @@ def expn(n: Any, x: Any) -> Array:
     """
     if not dtypes.is_integer(typeof(n).dtype) and not isinstance(n, (int, float)):
         raise DtypeError(f"expn: n must be integers, got {typeof(n)}; convert it with .astype(int)")
-    n, x = _real("expn", n, x)
+    n, x = _strong("expn", n, x)
     n = lax.stop_gradient(n)
     return select(lax.lt(n, constant_like(n, 0.0)), constant_like(x, np.nan), expn_p.bind(n, x))
 

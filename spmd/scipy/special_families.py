@@ -42,6 +42,10 @@ def _real(name: str, *xs: Any) -> list[Any]:
     return out
 
 
+def _strong(name: str, *xs: Any) -> list[Any]:
+    return [lax.convert_element_type(x, typeof(x).dtype) for x in _real(name, *xs)]
+
+
 def in_single(f: Any, *xs: Any) -> Any:
     """A formula of several steps that loses digits, in float32 for 16-bit and smaller floats."""
     dtype = typeof(xs[0]).dtype
@@ -104,10 +108,10 @@ def wofz(z: Any) -> Array:
     floats. Raises `ArgumentError` if `z` is no array.
 
     >>> spmd.scipy.special.wofz(0.0)
-    Array(1.+0.j, dtype=complex64, weak_type=True)
+    Array(1.+0.j, dtype=complex64)
     """
     (z,) = _to_complex(*promote_args_inexact("wofz", z))
-    return faddeeva(z)
+    return faddeeva(lax.convert_element_type(z, typeof(z).dtype))
 
 
 def erfcx(x: Any) -> Array:
@@ -117,12 +121,12 @@ def erfcx(x: Any) -> Array:
     float or complex dtype; integers become float32. Raises `ArgumentError` if `x` is no array.
 
     >>> spmd.scipy.special.erfcx(100.0)
-    Array(0.00564161, dtype=float32, weak_type=True)
+    Array(0.00564161, dtype=float32)
     """
     (x,) = promote_args_inexact("erfcx", x)
     if is_complex(x):
         return faddeeva(lax.complex(lax.neg(lax.imag(x)), lax.real(x)))
-    return erfcx_p.bind(x)
+    return erfcx_p.bind(lax.convert_element_type(x, typeof(x).dtype))
 
 
 # ---- integrals with two results ----------------------------------------------------------------
@@ -139,7 +143,7 @@ def fresnel(x: Any) -> tuple[Array, Array]:
     >>> round(float(s), 4), round(float(c), 4)
     (0.4383, 0.7799)
     """
-    (x,) = _real("fresnel", x)
+    (x,) = _strong("fresnel", x)
     return fresnel_s_p.bind(x), fresnel_c_p.bind(x)
 
 
@@ -154,7 +158,7 @@ def sici(x: Any) -> tuple[Array, Array]:
     >>> round(float(si), 4), round(float(ci), 4)
     (0.9461, 0.3374)
     """
-    (x,) = _real("sici", x)
+    (x,) = _strong("sici", x)
     return sine_integral_p.bind(x), cosine_integral_p.bind(x)
 
 
@@ -166,9 +170,9 @@ def owens_t(h: Any, a: Any) -> Array:
     array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
 
     >>> spmd.scipy.special.owens_t(0.0, 1.0)
-    Array(0.125, dtype=float32, weak_type=True)
+    Array(0.125, dtype=float32)
     """
-    return owens_t_p.bind(*_real("owens_t", h, a))
+    return owens_t_p.bind(*_strong("owens_t", h, a))
 
 
 # ---- hypergeometric functions ------------------------------------------------------------------
@@ -183,9 +187,9 @@ def hyp1f1(a: Any, b: Any, x: Any) -> Array:
     `DtypeError` for complex numbers.
 
     >>> spmd.scipy.special.hyp1f1(1.0, 2.0, 1.0)
-    Array(1.7182819, dtype=float32, weak_type=True)
+    Array(1.7182819, dtype=float32)
     """
-    return hyp1f1_p.bind(*_real("hyp1f1", a, b, x))
+    return hyp1f1_p.bind(*_strong("hyp1f1", a, b, x))
 
 
 def hyp2f1(a: Any, b: Any, c: Any, x: Any) -> Array:

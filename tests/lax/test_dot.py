@@ -140,8 +140,9 @@ def test_errors():
         traced(lambda x, y: lax.dot_general(x, y, (((0, 1), (0,)), ((), ()))), x, y)
     with pytest.raises(ArgumentError, match="must be"):
         lax.dot_general(x, y, ((1,), (0,)))
-    with pytest.raises(DtypeError, match="preferred_element_type=float16 cannot hold"):
-        traced(lambda x, y: lax.dot(x, y, preferred_element_type=np.float16), x, x.T)
+    with pytest.raises(DtypeError, match="preferred_element_type=int8 cannot hold"):
+        narrow = {"preferred_element_type": np.int8}
+        traced(lambda x, y: lax.dot(x, y, **narrow), np.int32(x), np.int32(x.T))
     with pytest.raises(ShapeError, match="batch_matmul"):
         traced(lax.batch_matmul, x, np.ones((1, 4, 5), np.float32))
 

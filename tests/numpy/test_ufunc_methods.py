@@ -125,7 +125,7 @@ def test_where_needs_a_value_for_nothing():
         (lambda: snp.maximum.reduce(X, where=MASK), "maximum.reduce has no identity, so a where"),
         (lambda: snp.subtract.reduce(np.zeros((0, 2))), "no elements along axis=0, and no ident"),
         (lambda: snp.add.reduceat(X, MASK), "indices must be a vector of integers"),
-        (lambda: snp.add.accumulate(X, axis=None), "axis must be one integer, got None"),
+        (lambda: snp.maximum.accumulate(X, axis=None), "axis must be one integer, got None"),
         (lambda: snp.frompyfunc(abs, 1, 1).reduce(X), "has nin=1, nout=1"),
         (lambda: snp.add(X, X, out=X), "out= is not supported, as arrays are immutable"),
         (lambda: snp.bitwise_or.reduce(X), "bitwise_or.reduce: integers are needed, got float32"),

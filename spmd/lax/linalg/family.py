@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.errors import DtypeError, ShapeError
+from spmd.base.errors import DtypeArgumentError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.primitive import Dims, Primitive, Refused, dims
 from spmd.core.structural import broadcast_in_dim, permute_dims, reduce_sum, to_front
@@ -38,7 +38,7 @@ def check_matrices(
     """The stack's shape, the rows and the columns; raises the user's error if it is no matrix."""
     if x.dtype not in MATRIX:
         fail(
-            DtypeError,
+            DtypeArgumentError,
             f"{name}: accepts float32, float64, complex64 and complex128, got {x} (argument "
             f"{argument}); convert with {argument}.astype(float)",
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spmd import lax
-from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.errors import ArgumentError, RefusedError, ShapeError
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.lax.linalg import family
@@ -420,7 +420,7 @@ def eigh(
     Array([1., 3.], dtype=float32)
     """
     if b is not None or type != 1 or eigvals is not None:
-        raise ArgumentError("eigh: b, type and eigvals are not supported; transform a first")
+        raise RefusedError("eigh: b, type and eigvals are not supported; transform a first")
     v, w = _L.eigh(inexact_matrix("eigh", a, square=True), lower=lower)
     return w if eigvals_only else (w, v)
 
@@ -451,7 +451,7 @@ def eigh_tridiagonal(
     d, e = (as_array(x) for x in promote_dtypes_inexact(plain(d), plain(e)))
     n = typeof(d).shape[0]
     if select not in ("a", "i") or (select == "i" and select_range is None):
-        raise ArgumentError('eigh_tridiagonal: select must be "a", or "i" with a select_range')
+        raise RefusedError('eigh_tridiagonal: select must be "a", or "i" with a select_range')
     places = np.arange(n)
     below = lax.full((n, n), 0, typeof(e).dtype)
     below = as_array(below).at[places[1:], places[:-1]].set(family.conjugate(e))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd import lax
 from spmd import numpy as snp
 from spmd.scipy import special
 from spmd.scipy.stats.family import discrete
@@ -13,6 +14,12 @@ from spmd.scipy.stats.family import discrete
 
 def _log_choose(n: Any, k: Any) -> Any:
     return -special.betaln(n - k + 1, k + 1) - snp.log(n + 1)
+
+
+def _below(x: Any) -> Any:
+    """The largest number below `x`."""
+    x = lax.stop_gradient(x)
+    return snp.nextafter(x, snp.zeros_like(x))
 
 
 def _probability(p: Any) -> Any:
@@ -35,23 +42,29 @@ binom = discrete(
     "binom",
     "The number of successes in n trials.",
     "n p",
-    lambda n, p: (0, n),
+    lambda n, p: (0, _below(n + 1)),
     lambda k, n, p: _log_choose(n, k) + special.xlogy(k, p) + special.xlog1py(n - k, -p),
     valid=lambda n, p: _probability(p),
 )
+
+
+def _log_betabinom(k: Any, n: Any, a: Any, b: Any) -> Any:
+    return _log_choose(n, k) + special.betaln(k + a, n - k + b) - special.betaln(a, b)
+
+
 betabinom = discrete(
     "betabinom",
     "The number of successes in n trials whose probability has a beta distribution.",
     "n a b",
     lambda n, a, b: (0, n),
-    lambda k, n, a, b: _log_choose(n, k) + special.betaln(k + a, n - k + b) - special.betaln(a, b),
+    lambda k, n, a, b: _log_betabinom(snp.floor(k), n, a, b),
     valid=lambda n, a, b: (n >= 0) & (a > 0) & (b > 0),
 )
 geom = discrete(
     "geom",
     "The number of trials up to the first success.",
     "p",
-    lambda p: (1, np.inf),
+    lambda p: (2.0**-14, np.inf),  # the least normal number of all dtypes: all but 0
     lambda k, p: special.xlog1py(k - 1, -p) + snp.log(p),
     valid=_probability,
 )
@@ -92,6 +105,7 @@ poisson = discrete(
     "mu",
     lambda mu: (0, np.inf),
     lambda k, mu: special.xlogy(k, mu) - special.gammaln(k + 1) - mu,
+    whole=True,
     cdf=lambda k, mu: snp.where(k < 0, 0.0, special.gammaincc(snp.maximum(k, 0) + 1, mu)),
     entropy=_poisson_entropy,
 )

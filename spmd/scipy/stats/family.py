@@ -105,11 +105,27 @@ def _documentation(name: str, function: Formula, example: tuple[str, str] | None
     return "\n\n".join(parts)
 
 
+# Functions of which weakly typed arrays give such, as in JAX; of the others only scalars do.
+_STAY_WEAK = {
+    "binom", "expon", "gennorm", "gumbel_l", "gumbel_r", "vonmises", "wrapcauchy",
+    "gamma.sf", "gamma.logsf", "logistic.cdf", "logistic.sf", "pareto.logcdf", "poisson.logpmf",
+    "poisson.pmf", "uniform.logpdf", "uniform.pdf", "uniform.ppf",
+}  # fmt: skip
+
+
+def _stay_weak(name: str) -> bool:
+    """Whether a function, as `stats.gamma.sf`, keeps the weak types of arrays."""
+    _, distribution, operation = name.split(".")
+    return not _STAY_WEAK.isdisjoint((distribution, f"{distribution}.{operation}"))
+
+
 def operands(name: str, *xs: Any) -> list[Any]:
-    """Real operands of one float dtype, all broadcast to one shape."""
+    """Real operands of one float dtype, all broadcast to one shape; scalars stay weak."""
     out = [as_array(x) for x in promote_args_inexact(name, *xs)]
     check_real(name, *out)
     shape = np.broadcast_shapes(*(typeof(x).shape for x in out))
+    if shape and not _stay_weak(name):
+        out = [lax.convert_element_type(x, typeof(x).dtype) for x in out]
     return [snp.broadcast_to(x, shape) for x in out]
 
 
@@ -191,13 +207,15 @@ def continuous(
     valid: Formula = _always,
     examples: Examples | None = None,
     probability: str = "q",
+    log_scale: Formula = snp.log,
     **given: Formula,
 ) -> Distribution:
     """A distribution from formulas of the standard variable z and its shape parameters.
 
     `support(*shapes)` gives the ends; outside the density is zero. Formulas see z inside only.
     All is NaN where `valid(*shapes)` does not hold. `examples` are shown in docstrings.
-    `probability` is JAX's name of the first parameter of `ppf` and `isf`.
+    `probability` is JAX's name of the first parameter of `ppf` and `isf`. `log_scale` says what a
+    scale takes from the logarithm of the density.
     """
     moved = {"loc": 0, "scale": 1}
     functions: dict[str, Formula] = {}
@@ -209,7 +227,7 @@ def continuous(
         here = ((z >= low) & (z <= high)) | snp.isnan(z)
         # Values outside must be harmless to the formula's derivatives: the nearer end is not.
         middle = 0.0 if support is _anywhere else snp.minimum(low + 0.5, 0.5 * (low + high))
-        value = given["logpdf"](snp.where(here, z, middle), *shape) - snp.log(scale)
+        value = given["logpdf"](snp.where(here, z, middle), *shape) - log_scale(scale)
         return _proper(snp.where(here, value, constant_like(value, -np.inf)), valid(*shape))
 
     def of_variable(formula: Formula) -> Formula:
@@ -255,11 +273,13 @@ def discrete(
     support: Support,
     logpmf: Formula,
     valid: Formula = _always,
+    whole: bool = False,
     **given: Formula,
 ) -> Distribution:
     """A distribution of whole numbers from `logpmf(k, *shapes)` and maybe others, as `cdf`.
 
-    All is NaN where `valid(*shapes)` does not hold.
+    Other numbers have the probability that the formula gives, as in JAX, or none if `whole`. All is
+    NaN where `valid(*shapes)` does not hold.
     """
     moved = {"loc": 0}
     functions: dict[str, Formula] = {}
@@ -268,7 +288,7 @@ def discrete(
         *shape, loc = rest
         k = k - loc
         low, high = support(*shape)
-        here = ((k >= low) & (k <= high) & (k == snp.floor(k))) | snp.isnan(k)
+        here = ((k >= low) & (k <= high) & ((k == snp.floor(k)) | (not whole))) | snp.isnan(k)
         value = logpmf(snp.where(here, k, low), *shape)
         return _proper(snp.where(here, value, constant_like(value, -np.inf)), valid(*shape))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spmd import lax
 from spmd import numpy as snp
-from spmd.base.errors import ArgumentError
+from spmd.base.errors import ArgumentError, RefusedError
 from spmd.base.util import canonical_dim
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import (
@@ -25,7 +25,7 @@ _METHODS = ("average", "min", "max", "dense", "ordinal")
 
 def _check_policy(name: str, nan_policy: str) -> None:
     if nan_policy not in ("propagate", "omit"):
-        raise ArgumentError(
+        raise RefusedError(
             f"{name}: nan_policy must be 'propagate' or 'omit', got {nan_policy!r}; raising an "
             "error depends on values, which a traced function does not know"
         )
@@ -81,13 +81,15 @@ def mode(
     """
     check_arraylike("mode", a)
     if nan_policy != "propagate":
-        raise ArgumentError(f"mode: nan_policy must be 'propagate', got {nan_policy!r}")
+        raise RefusedError(f"mode: nan_policy must be 'propagate', got {nan_policy!r}")
     a = snp.atleast_1d(as_array(a))
     ndim = typeof(a).ndim
     x = snp.ravel(a) if axis is None else snp.moveaxis(a, canonical_dim(axis, ndim), 0)
     if typeof(x).shape[0] == 0:
         shape = typeof(x).shape[1:]
-        found = ModeResult(snp.full(shape, snp.nan), snp.zeros(shape, default_float()))
+        found = ModeResult(
+            snp.full(shape, snp.nan, default_float()), snp.zeros(shape, default_float())
+        )
     else:
         found = _modes(snp.sort(x, axis=0))
     if not keepdims:
@@ -130,7 +132,7 @@ def rankdata(
     if method not in _METHODS:
         raise ArgumentError(f"rankdata: method must be one of {_METHODS}, got {method!r}")
     if nan_policy != "propagate":
-        raise ArgumentError(f"rankdata: nan_policy must be 'propagate', got {nan_policy!r}")
+        raise RefusedError(f"rankdata: nan_policy must be 'propagate', got {nan_policy!r}")
     a = as_array(a)
     if axis is None:
         return _ranks(snp.ravel(a), method)
