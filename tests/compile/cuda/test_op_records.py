@@ -9,8 +9,8 @@ import spmd
 from spmd import lax
 from spmd.base.config import config
 from tests.lax import records_linalg
-from tests.lax.records import RECORDS
 from tests.lax.test_records import assert_close
+from tests.lax.test_records_programs import ALL
 
 WANTED = [np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.complex64)]
 # For definitions of real numbers too, whose only difference is that nothing is conjugated.
@@ -19,7 +19,7 @@ MATRICES = [np.dtype(np.complex64), *WANTED]
 pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.gpu]
 
 
-@pytest.mark.parametrize("record", [*RECORDS, *records_linalg.RECORDS], ids=str)
+@pytest.mark.parametrize("record", ALL, ids=str)
 def test_the_value_is_that_of_the_cpu(record):
     wanted = MATRICES if isinstance(record, records_linalg.Linear) else WANTED
     dtype = next((d for d in wanted if d in record.dtypes), record.dtypes[0])
