@@ -13,11 +13,13 @@ the program, and its staging memory.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from spmd.base.config import config
 from spmd.compile.cuda import stream_steps_ir
 from spmd.compile.cuda.driver import driver
 from spmd.compile.cuda.exchange import (
@@ -327,6 +329,9 @@ class Builder(ProgramBuilder):
         if isinstance(step, While):
             return self.loop_on_predicate(step)
         name = f"{getattr(step, 'name', 'branch')} {getattr(step, 'source', '')}".rstrip()
+        if config.log_compiles and isinstance(step, Host) and not step.together:
+            text = "its operands are copied to the host, and its results back"
+            print(f"spmd: the host computes {name}: {text}", file=sys.stderr)
         reads, writes = _accesses(step, self.devices)
         places: dict[Ref, Slot] = {}
         used = 0

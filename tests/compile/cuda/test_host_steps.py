@@ -93,6 +93,16 @@ def test_the_page_lists_each_step_of_the_host_with_a_reason(request):
     assert listed == wanted, "if the change is meant: pytest --update-golden"
 
 
+@pytest.mark.usefixtures("gpus")
+def test_log_compiles_names_what_the_host_computes(capfd):
+    x = np.eye(3)
+    with config.override("log_compiles", True):
+        spmd.jit(lambda x: lax.linalg.cholesky(x) + lax.linalg.eig(x)[0].real)(x)
+    told = [line for line in capfd.readouterr().err.splitlines() if "the host computes" in line]
+    assert len(told) == 1
+    assert told[0].startswith("spmd: the host computes eig ") and "test_host_steps.py:" in told[0]
+
+
 # ---- steps that were the host's ------------------------------------------------------------------
 
 
