@@ -24,6 +24,7 @@ from spmd.base.errors import CollectiveError, DeviceError, PeerError
 from spmd.base.record import record
 from spmd.transport.call_signature import ranks_text
 from spmd.transport.checked import CheckedCommunicator
+from spmd.transport.failure_message import say
 from spmd.transport.flight_recorder import FLIGHT
 from spmd.transport.origin import Origin
 from spmd.transport.progress_thread import PROGRESS
@@ -96,7 +97,9 @@ def is_agreed(gpus: Sequence[str], carried: str, origin: Origin) -> bool:
     it may surprise.
     """
     if _agreement.reason is None:
-        _agreement.reason = _disagreement(world(), gpus, carried, origin)
+        reason = _agreement.reason = _disagreement(world(), gpus, carried, origin)
+        if reason and gpus and config.nccl == "auto" and world().rank == 0:
+            say(0, f"GPUs of several ranks exchange through the host's memory: {reason}")
     reason = _agreement.reason
     if reason and config.nccl == "always":
         raise DeviceError(f"SPMD_NCCL=always: {reason}")

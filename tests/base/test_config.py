@@ -68,6 +68,7 @@ def other_value(setting):
         "default_prng_impl": "rbg",
         "cuda_emulator": "plain",
         "unasked_gathers": "warn",
+        "nccl": "never",
         "overlap": "never",
         "default_device": "gpu",
         "traceback_filtering": "remove_frames",

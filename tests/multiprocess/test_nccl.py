@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import textwrap
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from launch.flight.stats import collect
+from launch.flight.timeline import load
 from tests.compile.cuda.nccl import standin
 
 pytestmark = [
@@ -39,10 +42,12 @@ def emulated(devices: int, **more: str) -> dict[str, str]:
     }
 
 
-def test_ranks_with_gpus_give_the_bits_of_one_process(mpirun: Run, run_python: Run, library: str):
+def test_ranks_with_gpus_give_the_bits_of_one_process(
+    mpirun: Run, run_python: Run, library: str, tmp_path: Path
+):
     program = ["-m", "tests.multiprocess.programs.gpu_bits"]
     one = run_python(program, env=emulated(8, SPMD_PROCESS_COUNT="1"))
-    four = mpirun(4, program, env=emulated(2, STANDIN_NCCL=library))
+    four = mpirun(4, program, env=emulated(2, STANDIN_NCCL=library, SPMD_TRACE=str(tmp_path)))
     assert four.returncode == one.returncode == 0, four.stderr
     lines = four.stdout.splitlines()
     (asked,) = [line for line in lines if line.startswith("through ")]
@@ -50,6 +55,30 @@ def test_ranks_with_gpus_give_the_bits_of_one_process(mpirun: Run, run_python: R
     lines.remove(asked)
     assert len(lines) > 200
     assert sorted(lines) == sorted(one.stdout.splitlines())
+    collectives = collect(load(tmp_path)).collectives
+    assert sum(c.calls for c in collectives if c.name.startswith("psum ")) > 10
+    assert not any(c.unfinished for c in collectives)
+
+
+SIGNATURES = """
+import sys
+import cupy.cuda.nccl as nccl
+from tests.compile.cuda.nccl import standin
+for signature in standin.METHODS:
+    said = getattr(nccl.NcclCommunicator, signature.split("(")[0]).__doc__.splitlines()[0]
+    assert said == f"NcclCommunicator.{signature}", said
+made = standin.module(standin.ctypes.CDLL(sys.argv[1]))
+missing = [name for name in dir(made) if not hasattr(nccl, name)]
+assert not missing, missing
+"""
+
+
+def test_the_stand_in_has_the_signatures_of_the_wheel(run_python: Run, library: str):
+    if importlib.util.find_spec("cupy") is None:
+        pytest.skip("the wheel of CuPy is not installed: pip install spmd[cuda]")
+    preload = f"import ctypes; ctypes.CDLL({library!r}, ctypes.RTLD_GLOBAL)"
+    done = run_python(["-c", preload + SIGNATURES, library])
+    assert done.returncode == 0, done.stderr
 
 
 # ---- failures ----------------------------------------------------------------------------------
