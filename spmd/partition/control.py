@@ -24,7 +24,13 @@ from spmd.lax.fft import fft_p
 from spmd.partition.custom_calls import Run, write_custom_call
 from spmd.partition.equations import write_equation
 from spmd.partition.kinds import kind_of
-from spmd.partition.loops import make_totals, results_of, write_scan
+from spmd.partition.loops import (
+    carry_unevenly,
+    make_totals,
+    offer_split,
+    results_of,
+    write_scan,
+)
 from spmd.partition.propagate import Axes, Cell, Scope, Split, even
 from spmd.partition.strategies.transforms import split_transforms
 from spmd.partition.unasked import asked
@@ -148,6 +154,7 @@ def _write_while(
     first = tested + eqn.params["body_nconsts"]
     carried = [body.cells[v] for v in body.closed.jaxpr.invars[first - tested :]]
 
+    carry_unevenly([body, test], operands[first:], len(carried), sizes)
     make_totals(operands[:first], sizes)
 
     def going(carry: list[Any]) -> Any:
@@ -161,7 +168,10 @@ def _write_while(
 
     init = read_as(operands[first:], carried, sizes)
     outs = named_while("lax.while_loop", None, going, step, init)
-    return results_of([scope.cells[v] for v in eqn.outvars], [c.axes for c in carried], outs)
+    cells = [scope.cells[v] for v in eqn.outvars]
+    for cell, c in zip(cells, carried, strict=True):
+        offer_split(cell, c.axes, sizes)
+    return results_of(cells, [c.axes for c in carried], outs)
 
 
 def _write_cond(

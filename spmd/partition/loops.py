@@ -8,15 +8,18 @@ the axes that split its iterations.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
-from spmd.core.ir import Eqn
+from spmd.core.ir import Eqn, Var
 from spmd.lax.arithmetic import add
 from spmd.lax.control_scan import named_scan
 from spmd.lax.control_while import while_p
 from spmd.partition.custom_calls import Run
-from spmd.partition.propagate import Axes, Cell, Plan, Scope, even
+from spmd.partition.halos import HALO, are_far
+from spmd.partition.indexing import ROWS
+from spmd.partition.propagate import Axes, Cell, Plan, Scope, Split, even
+from spmd.partition.rules import may_be_uneven, may_split
 from spmd.partition.seconds import BYTE, ELEMENT, EXCHANGE
 from spmd.partition.values import Sizes, Value, form_of, read_as, values_of
 from spmd.sharding.custom_partitioning import custom_partitioning_p
@@ -120,6 +123,92 @@ def _leave_alone(inner: Scope, axes: Axes) -> None:
                     cell.put(d, tuple(a for a in own if a not in axes), "")
 
 
+# ---- carries in parts of different sizes ---------------------------------------------------------
+
+
+def carry_unevenly(
+    scopes: Sequence[Scope],
+    operands: Sequence[Value],
+    count: int,
+    sizes: Sizes,
+    stays: Container[int] = (),
+) -> frozenset[Var]:
+    """Split carries and slices as the operands are whose parts have different sizes.
+
+    Propagation leaves these whole, so they would be gathered. They are split if the rows stay where
+    they are in an iteration, or near. The first of the `scopes` has the body, whose last inputs are
+    the `count` carries and the slices; those of the others are the carries. Carries that have to
+    `stay` as they are come by number. The variables that may be split so are returned.
+    """
+    body = scopes[0].closed.jaxpr
+    inputs = body.invars[len(body.invars) - len(operands) :]
+    split: dict[int, tuple[int, Axes]] = {}
+    for n, x in enumerate(operands):
+        axes = x.cell.axes if n < count else x.cell.axes[1:]
+        cell = scopes[0].cells[inputs[n]]
+        for d, own in enumerate(axes):
+            if not own or cell.axes[d] or n in stays or not all(a in sizes for a in own):
+                continue
+            if cell.shape[d] % math.prod(sizes[a] for a in own):
+                split[n] = d, own
+    while split:
+        found = _rows_that_stay(scopes[0], {inputs[n]: d for n, (d, _) in split.items()})
+        for scope in scopes[1:]:
+            carries = scope.closed.jaxpr.invars[-count:]
+            if _rows_that_stay(scope, {carries[n]: d for n, (d, _) in split.items()}) is None:
+                found = None
+        if found is None or len({own for _, own in split.values()}) > 1:
+            return frozenset()
+        ends = body.outvars[:count]
+        rows = {n: found[v] for n, v in enumerate(ends) if type(v) is Var and v in found}
+        if any(rows.get(n) != d for n, (d, _) in split.items() if n < count):
+            return frozenset()
+        axes = next(iter(split.values()))[1]
+        more = {n: (d, axes) for n, d in rows.items() if n not in split}
+        if not more:
+            for n, (d, own) in split.items():
+                scopes[0].cells[inputs[n]].offer(d, own, sizes, "the least time", uneven=True)
+            for var in found:
+                scopes[0].cells[var].edge = False
+            return frozenset(found)
+        if any(n in stays for n in more):
+            return frozenset()
+        split |= more
+    return frozenset()
+
+
+def _rows_that_stay(scope: Scope, starts: Mapping[Var, int]) -> dict[Var, int] | None:
+    """The values made row by row of rows of others, with the dim of the rows in each.
+
+    None if an equation needs rows that are far, or all.
+    """
+    found = dict(starts)
+    for k, eqn in enumerate(scope.closed.jaxpr.eqns):
+        read = [(n, found[a]) for n, a in enumerate(eqn.invars) if type(a) is Var and a in found]
+        kind = scope.kinds.get(k)
+        if not read:
+            continue
+        if kind is None or kind.rule is None or k in scope.rolls:
+            return None
+        for n, dim in read:
+            label = kind.rule.operands[n][dim]
+            if label >= ROWS or not may_split(kind.rule, label):
+                return None
+            if not may_be_uneven(eqn.prim, kind.rule, label):
+                return None
+            is_near = label >= HALO
+            if is_near and are_far(kind.windows[label - HALO]):
+                return None
+            for v, labels in zip(eqn.outvars, kind.rule.results, strict=True):
+                if label not in labels:
+                    continue
+                d = labels.index(label)
+                is_cut = v.aval.shape[d] != eqn.invars[n].aval.shape[dim]
+                if found.setdefault(v, d) != d or (is_cut and not is_near):
+                    return None
+    return found
+
+
 # ---- writing -----------------------------------------------------------------------------------
 
 
@@ -137,6 +226,12 @@ def write_scan(
     late = [n in sums and (bool(runs) or x.is_zero) for n, x in enumerate(operands[first:last])]
     terms = [c.unreduced for c in carried]
 
+    near = (
+        frozenset()
+        if runs
+        else carry_unevenly([inner], operands[first:], last - first, sizes, sums)
+    )
+    ys_near = [atom in near for atom in inner.closed.jaxpr.outvars[last - first :]]
     make_totals(operands[:first], sizes)
     fixed = read_as(operands[:first], inside[:first], sizes) if runs else []
 
@@ -150,7 +245,10 @@ def write_scan(
                 terms[n] = tuple(dict.fromkeys((*cell.unreduced, *_terms(x, cell))))
             part = x.read(cell.axes, sizes, terms[n])
             made.append(add(carry[n], part) if n in sums else part)
-        stacked[:] = [even(cell, sizes) for cell in stacked]
+        stacked[:] = [
+            cell if is_near else even(cell, sizes)
+            for cell, is_near in zip(stacked, ys_near, strict=True)
+        ]
         return made, read_as(ys, stacked, sizes)
 
     init = [
@@ -172,10 +270,17 @@ def write_scan(
         if late[n] and not x.is_zero:
             total = add(x.read(c.axes, sizes, over), total)
         made.append(Value(cells[n], {(c.axes, over, "add" if over else ""): total}))
-    for cell in cells[len(made) :]:
-        if runs:
-            cell.offer(0, runs, sizes, "the rows of a loop", uneven=True)
+        offer_split(cells[n], c.axes, sizes)
+    for cell, c, is_near in zip(cells[len(made) :], stacked, ys_near, strict=True):
+        if runs or is_near:
+            offer_split(cell, (runs, *c.axes), sizes)
     return [*made, *results_of(cells[len(made) :], [(runs, *c.axes) for c in stacked], ys)]
+
+
+def offer_split(cell: Cell, split: Split, sizes: Sizes) -> None:
+    """Split the open dims of a loop's result as the loop makes it."""
+    for d, axes in enumerate(split):
+        cell.offer(d, axes, sizes, "the rows of a loop", uneven=True)
 
 
 def _terms(x: Value, cell: Cell) -> Axes:

@@ -197,7 +197,7 @@ def test_a_result_that_cannot_be_cut_evenly_leaves_the_program_whole_or_split_ot
     same(rows, A[1:-1] * 2)
 
 
-def test_loops_carry_and_stack_parts_of_one_size():
+def test_loops_over_parts_of_different_sizes():
     def f(a: Any) -> Any:
         def step(c: Any, _: Any) -> Any:
             return snp.pad((c[2:] + c[:-2]) / 2, ((1, 1), (0, 0))), c[1:-1]

@@ -188,6 +188,46 @@ def test_a_sum_that_is_split_is_scattered_in_each_iteration():
     same(f(*arguments), spmd.jit(accumulated)(W, batches))
 
 
+def smoothed(c: Any) -> Any:
+    return snp.pad(c[:-1], ((1, 0), (0, 0))) + c + snp.pad(c[1:], ((0, 1), (0, 0)))
+
+
+UNEVEN: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
+    # The last move brings the result to parts of one size.
+    "repeated": (
+        lambda a: lax.fori_loop(0, 3, lambda k, c: smoothed(c) / 3, a[1:-1]),
+        ["permute", "permute", "permute", "exchange"],
+    ),
+    "while": (
+        lambda a: lax.while_loop(lambda c: (c**2).mean() > 0.2, lambda c: smoothed(c) / 3, a[1:-1]),
+        ["permute", "all_reduce", "permute", "permute", "exchange"],
+    ),
+    "gradient": (
+        spmd.grad(
+            lambda a: (lax.scan(lambda c, _: (snp.tanh(c), c), a[1:-1], None, 3)[1] ** 2).sum()
+        ),
+        ["permute", "permute"],
+    ),
+    "from zeros": (
+        lambda a: lax.scan(
+            lambda c, x: (snp.tanh(c + x), None), snp.zeros((46, 16)), snp.stack([a[1:-1]] * 3)
+        )[0].sum(),
+        ["permute", "all_reduce"],
+    ),
+    "sorted": (
+        lambda a: lax.fori_loop(0, 3, lambda k, c: snp.sort(c, 0)[::-1] / 2, a[1:-1]).sum(),
+        ["permute", "exchange"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_carries_in_parts_of_different_sizes_stay_where_they_are(name: str):
+    f, expected = UNEVEN[name]
+    same(spmd.jit(f)(put(A, 4, "x")), f(A))
+    assert [c.kind for c in debug.collectives(spmd.jit(f))(put(A, 4, "x"))] == expected
+
+
 def test_a_sum_over_two_axes_is_a_term_along_both():
     mesh = auto_mesh((2, 2), ("x", "y"))
     a = np.random.default_rng(5).standard_normal((8, 12, 16)).astype(np.float32)
