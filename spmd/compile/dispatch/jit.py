@@ -39,7 +39,7 @@ from spmd.base.util import (
 )
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.dispatch.stages import Lowered, Traced, check_compiler_options, used_donations
-from spmd.compile.executable.nan_check import check_nans
+from spmd.compile.executable.nan_check import check_nans, kept_operands
 from spmd.compile.lazy import compiler, fast_call, mesh_fast_call, select, stateful
 from spmd.core.argument_names import spread_over_arguments
 from spmd.core.aval import ShapedArray, ShapeDtypeStruct, is_arraylike, typeof
@@ -286,10 +286,12 @@ class JitFunction:
         if True in executable.donated:
             jaxpr = entry.closed.jaxpr
             check_donated(self._signature.what, split.leaves, executable.donated, names, jaxpr)
+        looks = config.debug_nans or config.debug_infs
+        given = kept_operands(split.leaves, executable.donated) if looks else split.leaves
         outs = _run(executable, split.leaves, names, entry)
-        if config.debug_nans or config.debug_infs:
+        if looks:
             if not executable.is_map:  # a map looks for them itself, with all ranks
-                check_nans(entry.closed, self._signature.name, split.leaves, outs)
+                check_nans(entry.closed, self._signature.name, given, outs)
         elif self._home is None and not state.axes and not config.debug_key_reuse:
             if not guards_moves():  # closures would not tell of moves
                 self._note(entry, layouts, executable, split)

@@ -32,6 +32,12 @@ def check_nans(closed: ClosedJaxpr, name: str, operands: Sequence[Any], results:
     raise FloatingPointError(f"jit({name}): {found.text} at {found.source}")
 
 
+def kept_operands(operands: Sequence[Any], donated: Sequence[bool]) -> list[Any]:
+    """The operands, copied where a program takes their memory, for a look at them afterwards."""
+    taken = dict(enumerate(donated))
+    return [np.array(to_numpy(x)) if taken.get(k) else x for k, x in enumerate(operands)]
+
+
 def check_operation(name: str, results: Sequence[Any]) -> None:
     """Raise a FloatingPointError that names the user's line if an operation made a bad value."""
     for x in results:
