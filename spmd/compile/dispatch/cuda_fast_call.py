@@ -82,7 +82,7 @@ class CudaCalls(_Base):
             self.names["replay"] = partial(self.names["gpu"].replay, *call.numbers)
             self.put("graph, status = known(frames), 0")
             self.put(f"if graph is None: status = enqueue(frames, {records})")
-            self.put("else: replay(graph)")
+            self.put("else: replay(graph.handle)")
         if FLIGHT.keeps_programs:
             self.put("completed(span)")
         statuses = [f"{records}.words[{k * native.record_words}]" for k in range(len(arenas))]

@@ -8,13 +8,14 @@ is found by their bytes. Calls alternate between few frames, as results do (`Res
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from spmd.base.config import config
 from spmd.compile.cuda import stream_steps_ir
-from spmd.compile.cuda.driver import CudaError, driver
+from spmd.compile.cuda.driver import CudaError, Driver, driver
 from spmd.compile.cuda.program import CudaProgram, Records
 from spmd.compile.executable.cuda_calls import Call
 
@@ -28,40 +29,64 @@ _MOST_SEEN = 16
 _MOST_LAUNCHES = 10_000
 
 
+class Graph:
+    """A graph, which is freed with the last reference: a thread may use it while others replace it.
+
+    `handle` is the driver's.
+    """
+
+    __slots__ = ("device", "gpu", "handle")
+
+    def __init__(self, gpu: Driver, device: int, handle: int):
+        self.gpu, self.device, self.handle = gpu, device, handle
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.gpu.free_graph(self.device, self.handle)
+
+
 class Graphs:
     """The graphs of an executable on one device, by the bytes of the frames of a call."""
 
     def __init__(self, native: CudaProgram, device: int):
         self.native, self.gpu, self.device = native, driver(), device
         self._launch: Callable[[Any], int] = partial(native.entry, native.header_address)
-        self.known: dict[bytes, int] = {}
+        self.known: dict[bytes, Graph] = {}
         self._seen: dict[bytes, int] = {}
         self.is_on = True
+        self._lock = threading.Lock()
 
     def enqueue(self, frames: bytes, records: Records) -> int:
         """Enqueue a call that has no graph, and capture it if its frames repeat; its status."""
-        native, seen = self.native, self._seen.pop(frames, 0) + 1
-        is_full = len(self.known) >= MOST_GRAPHS
-        if not self.is_on:
+        if not self.is_on or not self._repeats(frames):
             return self._launch(frames)
-        if seen < (_REPLACED_AT if is_full else _CAPTURED_AT):
-            if len(self._seen) >= _MOST_SEEN:
-                self._seen.pop(next(iter(self._seen)), None)
-            self._seen[frames] = seen
-            return self._launch(frames)
-        if is_full:
-            self._forget(next(iter(self.known)))
         try:
-            graph = self.known[frames] = self._captured(frames, records)
+            graph = self._captured(frames, records)
         except CudaError as error:  # nothing was done: the GPU takes launches as before
             self.is_on = False
             if config.log_compiles:
-                print(f"spmd: {native.name}: without graphs: {error.text}", file=sys.stderr)
+                print(f"spmd: {self.native.name}: without graphs: {error.text}", file=sys.stderr)
             return self._launch(frames)
-        self.gpu.replay(self.device, graph)
+        with self._lock:
+            if len(self.known) >= MOST_GRAPHS:
+                del self.known[next(iter(self.known))]
+            self.known[frames] = graph
+        self.gpu.replay(self.device, graph.handle)
         return 0
 
-    def _captured(self, frames: bytes, records: Records) -> int:
+    def _repeats(self, frames: bytes) -> bool:
+        """Whether frames were seen so often that they get a graph."""
+        with self._lock:
+            seen = self._seen.pop(frames, 0) + 1
+            is_full = len(self.known) >= MOST_GRAPHS
+            if seen >= (_REPLACED_AT if is_full else _CAPTURED_AT):
+                return True
+            if len(self._seen) >= _MOST_SEEN:
+                del self._seen[next(iter(self._seen))]
+            self._seen[frames] = seen
+            return False
+
+    def _captured(self, frames: bytes, records: Records) -> Graph:
         """The graph of a call, which is not done."""
         native, words = self.native, records.words
         stream = self.gpu.begin_capture(self.device)
@@ -70,24 +95,14 @@ class Graphs:
             self._launch(frames)
         finally:
             words[stream_steps_ir.STREAM] = own
-            graph = self.gpu.end_capture(self.device, stream)
+            handle = self.gpu.end_capture(self.device, stream)
+        graph = Graph(self.gpu, self.device, handle)
         try:
             native.check(records)
         except CudaError:
             words[stream_steps_ir.STATUS] = 0
-            self.gpu.free_graph(self.device, graph)
             raise
         return graph
-
-    def _forget(self, frames: bytes) -> None:
-        graph = self.known.pop(frames, None)
-        if graph is not None:
-            self.gpu.free_graph(self.device, graph)
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            for frames in list(self.known):
-                self._forget(frames)
 
 
 def graphs_of(native: CudaProgram, call: Call) -> Graphs | None:

@@ -153,9 +153,10 @@ class Streams:
         """Whether a stream has no work left; who asks again and again lets it get on."""
         self.step(number)
         stream = self._streams[number]
-        if not stream.work:
-            self._note_ended(number, stream.last, stream.seen)
-        return not stream.work
+        if stream.work or stream.is_busy:
+            return False
+        self._note_ended(number, stream.last, stream.seen)
+        return True
 
     def _with_work(self) -> list[int]:
         streams = enumerate(self._streams)
@@ -172,14 +173,20 @@ class Streams:
         return self.put(number, lambda: None, always=True)
 
     def has_happened(self, mark: Work) -> bool:
-        """Whether an event has happened, as the host asks."""
+        """Whether an event has happened; who asks again and again lets its stream get on."""
+        self.step(mark.stream)
         if mark.is_done:
             self._note_ended(mark.stream, mark.index, mark.seen)
         return mark.is_done
 
+    def is_behind(self, number: int, mark: Work) -> bool:
+        """Whether work that comes into a stream now is behind an event without a wait for it."""
+        seen = max(self._streams[number].seen.get(mark.stream, 0), self._host.get(mark.stream, 0))
+        return mark.stream == number or mark.index <= seen
+
     def wait_for(self, number: int, mark: Work) -> None:
         """Let work that comes into a stream from now on wait for an event."""
-        if mark.stream == number:
+        if self.is_behind(number, mark):
             return
 
         def wait() -> object:
