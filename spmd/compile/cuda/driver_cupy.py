@@ -43,6 +43,7 @@ class _Gpu:
             self.context = cuda.ctxGetCurrent()
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self.exchange_stream = cupy.cuda.Stream(non_blocking=True)
+            self.copy_stream = cupy.cuda.Stream(non_blocking=True)
             self.pool = cupy.cuda.MemoryPool()
             facts = runtime.getDeviceProperties(number)
         name = facts["name"]
@@ -184,6 +185,17 @@ class CupyDriver:
         with cupy.cuda.Device(device):
             return self._checked(runtime.eventCreateWithFlags, _WITHOUT_TIME)
 
+    def record_event(self, device: int, event: int) -> None:
+        """Record an event in the device's stream."""
+        stream = self._gpu(device).stream.ptr
+        with cupy.cuda.Device(device):
+            self._checked(runtime.eventRecord, event, stream)
+
+    def has_happened(self, device: int, event: int) -> bool:
+        """Whether an event has happened."""
+        with cupy.cuda.Device(device):
+            return self._checked(runtime.eventQuery, event) == 0
+
     def free_event(self, device: int, event: int) -> None:
         """Free an event, when it has happened."""
         with cupy.cuda.Device(device):
@@ -265,6 +277,18 @@ class CupyDriver:
         """A function that says whether the work that is in the device's stream now has ended."""
         passed = self._event(device)
         return lambda: bool(passed.done)
+
+    def upload(
+        self, device: int, target: int, source: int, nbytes: int, before: int, after: int
+    ) -> None:
+        """Copy pinned memory in the stream for copies, between two events."""
+        gpu = self._gpu(device)
+        stream = gpu.copy_stream.ptr
+        with cupy.cuda.Device(device):
+            self._checked(runtime.streamWaitEvent, stream, before)
+            self._checked(runtime.memcpyAsync, target, source, nbytes, _ANY_DIRECTION, stream)
+            self._checked(runtime.eventRecord, after, stream)
+            self._checked(runtime.streamWaitEvent, gpu.stream.ptr, after)
 
     def synchronize(self, device: int) -> None:
         """Wait for the device's stream; raises a `CudaError` if any of its work failed."""

@@ -123,6 +123,14 @@ class Driver(Protocol):
         """The handle of an event, for which nothing waits before it is recorded."""
         ...
 
+    def record_event(self, device: int, event: int) -> None:
+        """Let an event happen when the work that is in the device's stream now has ended."""
+        ...
+
+    def has_happened(self, device: int, event: int) -> bool:
+        """Whether an event has happened as it was recorded last; the host doesn't wait."""
+        ...
+
     def free_event(self, device: int, event: int) -> None:
         """Free an event; what waits for it goes on waiting."""
         ...
@@ -172,6 +180,16 @@ class Driver(Protocol):
 
     def mark(self, device: int) -> Callable[[], bool]:
         """A function that says whether the work that is in the device's stream now has ended."""
+        ...
+
+    def upload(
+        self, device: int, target: int, source: int, nbytes: int, before: int, after: int
+    ) -> None:
+        """Copy pinned memory beside the work of the device's stream, in the stream for copies.
+
+        The copy waits for the event `before`; `after` is recorded behind it. Work that comes into
+        the device's stream from now on waits for it.
+        """
         ...
 
     def synchronize(self, device: int) -> None:

@@ -129,8 +129,9 @@ class CudaProgram(NativeProgram):
             if not code:
                 continue
             step = self.step_names[words[stream_steps_ir.STEP]]
-            for device in records.devices:  # exchanges of the run are done before others begin
-                gpu = records.gpu
+            gpu = records.gpu
+            # Exchanges of the run are done before others begin.
+            for device in records.devices if self.events else ():
                 gpu.order(device, gpu.exchange_stream(device), gpu.stream(device))
             if code == stream_steps_ir.MISMATCH:
                 raise CollectiveError(mismatch_text(step, records.told(words)))

@@ -3,14 +3,13 @@
 The one idea: what does not change between calls is bound when the closure is written: handles, the
 frames' layout, records and arenas that earlier calls have returned. A call allocates its results,
 fills the frames and hands them to the executor, which enqueues the launches; nothing waits on the
-host. Numbers and NumPy arrays become one copy. Arrays must be on the device already: others take
-the general path, which moves them there. So do calls of programs in which the host has a part
-(callbacks, predicates, exchanges with other processes).
+host. Numbers and NumPy arrays become one copy, beside the calls before it. Arrays must be on the
+device already: others take the general path, which moves them there. So do calls of programs in
+which the host has a part (callbacks, predicates, exchanges with other processes).
 """
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
@@ -23,6 +22,7 @@ from spmd.compile.dispatch.argument_matcher import UnmatchedError, has_buffer, i
 from spmd.compile.executable import cuda_backend, cuda_calls
 from spmd.compile.executable.cuda_backend import ResultMemory
 from spmd.compile.executable.cuda_graphs import graphs_of
+from spmd.compile.executable.cuda_uploads import Uploads
 from spmd.core.aval import ShapedArray
 from spmd.sharding.array import Array
 from spmd.sharding.named import SingleDeviceSharding
@@ -87,6 +87,8 @@ class CudaCalls(_Base):
             self.put("completed(span)")
         statuses = [f"{records}.words[{k * native.record_words}]" for k in range(len(arenas))]
         self.put(f"if {' or '.join(['status', *statuses])}: fail(status, frames, {records})")
+        if self.uploads:
+            self.put("give_back(upload)")
         for name, pool in zip((*arenas, records), (*call.arenas, call.records), strict=True):
             self.put(f"{self.bind(pool.free.append)}({name})")
         outs = self.wholes(self.shards_made(inputs, outputs))
@@ -155,16 +157,12 @@ class CudaCalls(_Base):
             return [0] * len(self.arrays)
         if total > cuda_backend.MOST_PINNED:
             raise UnmatchedError
-        self.names |= {
-            "pin": self.names["gpu"].allocate_pinned,
-            "unpin": self.names["gpu"].free_pinned,
-            "copy": self.names["gpu"].copy,
-            "room": (ctypes.c_char * total).from_address,
-            "memoryview": memoryview,
-        }
-        self.allocate("upload", number, total)
-        self.put(f"pinned = pin({total})")
-        self.put('view = memoryview(room(pinned)).cast("B")')
+        uploads = Uploads(self.names["gpu"], number, total)
+        self.names |= {"begin_upload": uploads.begin, "send": uploads.send}
+        self.names |= {"give_back": uploads.give_back, "memoryview": memoryview}
+        self.put("upload = begin_upload()")
+        self.put("if upload is None: return MISS")
+        self.put("view = upload.view")
         self.put("try:")
         for (name, (aval, format)), start in zip(self.uploads.items(), starts, strict=True):
             if format:
@@ -175,10 +173,9 @@ class CudaCalls(_Base):
                 self.put(f'    view[{start}:{end}] = memoryview({name}).cast("B")')
         self.names["unfit"] = (struct.error, TypeError, OverflowError)
         self.put("except unfit:")
-        self.put(f"    unpin({number}, pinned)")
+        self.put("    give_back(upload)")
         self.put("    return MISS")
-        self.put(f"copy({number}, upload.address, pinned, {total})")
-        self.put(f"unpin({number}, pinned)")
+        self.put("send(upload)")
         places = dict(zip(self.uploads, starts, strict=True))
         return [places.get(name, 0) for name in self.arrays]
 

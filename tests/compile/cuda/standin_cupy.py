@@ -38,6 +38,7 @@ RUNTIME = (
     "eventCreateWithFlags(unsigned int flags) -> intptr_t",
     "eventRecord(intptr_t event, intptr_t stream)",
     "streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)",
+    "eventQuery(intptr_t event)",
     "eventDestroy(intptr_t event)",
     "streamCreateWithFlags(unsigned int flags) -> intptr_t",
     "streamDestroy(intptr_t stream)",
@@ -81,7 +82,7 @@ class Standin:
         self.here = threading.local()
         CUDADriverError.texts = gpu.error
         self.driver: Any = None  # the driver over it
-        self.with_stream = set[int]()  # devices that have one
+        self.streams = dict[int, int]()  # how many a device has
         self.others = 0  # bytes of other processes
         runtime = _module("cupy_backends.cuda.api.runtime", RUNTIME, self)
         driver = _module("cupy_backends.cuda.api.driver", DRIVER, self)
@@ -138,9 +139,8 @@ class Standin:
         class Stream:
             def __init__(self, null: bool = False, non_blocking: bool = False):
                 self.device = device = standin.device()
-                is_first = device not in standin.with_stream
-                standin.with_stream.add(device)
-                self.ptr = gpu.stream(device) if is_first else gpu.exchange_stream(device)
+                made = standin.streams[device] = standin.streams.get(device, -1) + 1
+                self.ptr = (gpu.stream, gpu.exchange_stream, gpu.copy_stream)[made](device)
 
             def __enter__(self) -> Stream:
                 assert standin.device() == self.device, "a stream of another device"
@@ -253,8 +253,7 @@ class Standin:
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
         assert kind == 4
-        assert stream == self.gpu.stream(self.device())
-        _as_cupy(self.gpu.copy, self.device(), dst, src, size)
+        _as_cupy(self.gpu.copy, self.device(), dst, src, size, stream)
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
         assert value == 0 and stream == self.gpu.stream(self.device())
@@ -276,6 +275,9 @@ class Standin:
 
     def streamWaitEvent(self, stream: int, event: int) -> None:
         self.gpu.wait_event(self.device(), stream, event)
+
+    def eventQuery(self, event: int) -> int:
+        return 0 if self.gpu.has_happened(self.device(), event) else 600
 
     def eventDestroy(self, event: int) -> None:
         self.gpu.free_event(self.device(), event)

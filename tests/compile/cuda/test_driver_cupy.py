@@ -137,6 +137,11 @@ def test_programs_run(standin, monkeypatch):
     outs = [np.asarray(repeated(x)) for _ in range(8)]
     assert len(launched) >= 3
     np.testing.assert_allclose(outs, [wanted] * 8, 1e-5)
+    copied, upload = [], standin.driver.upload
+    monkeypatch.setattr(standin.driver, "upload", lambda *g: copied.append(g) or upload(*g))
+    outs = [np.asarray(repeated(X * 1)) for _ in range(8)]
+    assert len(copied) >= 4
+    np.testing.assert_allclose(outs, [wanted] * 8, 1e-5)
 
 
 def test_the_stand_in_has_no_name_that_the_wheel_lacks():

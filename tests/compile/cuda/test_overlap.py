@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -102,13 +103,30 @@ def test_only_some_devices_reach_an_exchange():
 _drivers = itertools.count()
 
 
+def exchanges(name: str) -> Callable[[], object]:
+    """Two calls of a program over four devices."""
+    mapped = spmd.pmap(PROGRAMS[name], axis_name="i")
+    x = spmd.pmap(lambda x: x + 0)(X)
+    return lambda: np.asarray([mapped(x) for _ in range(2)][-1])
+
+
+def uploads(name: str) -> Callable[[], object]:
+    """Three repeated calls with values of the host, while the emulator is behind."""
+    function = spmd.jit(lambda x, batch: snp.tanh(x @ batch.T) @ batch + batch)
+    x = spmd.jit(lambda x: x + 0)(X)
+    for _ in range(3):
+        np.asarray(function(x, X))
+    np.asarray([function(x, X) for _ in range(3)][-1])
+    return lambda: np.asarray([function(x, X * k) for k in range(4)][-1])
+
+
 def run(name: str, seed: int, missing: int | None = None) -> int:
-    """Run a program twice, without its `missing`-th wait for an event; how many there are."""
+    """Run a program without its `missing`-th wait for an event; how many there are."""
     gpu = EmulatorDriver(4, seed=seed, capacity=1 << 26)
     wait_for, waits = Streams.wait_for, []
 
     def counted(self, number, mark):
-        if mark.stream != number:
+        if not self.is_behind(number, mark):
             waits.append(None)
             if len(waits) - 1 == missing:
                 return
@@ -118,12 +136,9 @@ def run(name: str, seed: int, missing: int | None = None) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(makers, kind, lambda: gpu)
         with config.override("cuda_driver", kind):
-            mapped = spmd.pmap(PROGRAMS[name], axis_name="i")
-            x = spmd.pmap(lambda x: x + 0)(X)
+            calls = (exchanges if name in PROGRAMS else uploads)(name)
             patch.setattr(Streams, "wait_for", counted)
-            for _ in range(2):
-                out = mapped(x)
-            np.asarray(out)
+            calls()
     return len(waits)
 
 
@@ -131,7 +146,7 @@ def run(name: str, seed: int, missing: int | None = None) -> int:
 TOLD = "an event is missing|of one allocation|outside of what is allocated"
 
 
-@pytest.mark.parametrize("name", ["beside", "rows", "scattered"])
+@pytest.mark.parametrize("name", ["beside", "rows", "scattered", "uploads"])
 def test_each_wait_for_an_event_is_needed(name):
     for missing in range(run(name, 0)):
         with pytest.raises(CudaError, match=TOLD):

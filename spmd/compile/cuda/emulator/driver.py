@@ -83,6 +83,7 @@ class EmulatorDriver:
         self._most_in_use = [0] * devices
         # By device.
         self._exchange_streams = [self._streams.new(k) for k in range(devices)]
+        self._copy_streams = [self._streams.new(k) for k in range(devices)]
         # The newest record of each event, as work of a stream; None before the first.
         self.events: dict[int, Work | None] = {}
         self._next_event = _FIRST_EVENT
@@ -226,6 +227,12 @@ class EmulatorDriver:
         self._gpu(device)
         return _FIRST_STREAM + self._exchange_streams[device]
 
+    def copy_stream(self, device: int) -> int:
+        """The handle of the device's stream for copies from the host; races are looked for."""
+        self._look_for_races()
+        self._gpu(device)
+        return _FIRST_STREAM + self._copy_streams[device]
+
     def new_event(self, device: int) -> int:
         """The handle of an event."""
         with self._lock:
@@ -239,12 +246,19 @@ class EmulatorDriver:
         with self._lock:
             del self.events[event]
 
-    def record_event(self, device: int, event: int, stream: int) -> None:
-        """Let an event happen when the work that is in a stream now has ended."""
+    def record_event(self, device: int, event: int, stream: int | None = None) -> None:
+        """Let an event happen when the work that is in the device's stream, or another, has."""
         with self._lock:
+            stream = self.stream(device) if stream is None else stream
             if event not in self.events:
                 raise CudaError(f"{event:#x} is no event")
             self.events[event] = self._streams.mark(self._number(device, stream))
+
+    def has_happened(self, device: int, event: int) -> bool:
+        """Whether an event has happened; who asks again and again lets its stream get on."""
+        with self._lock:
+            mark = self.events[event]
+            return mark is None or self._streams.has_happened(mark)
 
     def wait_event(self, device: int, stream: int, event: int) -> None:
         """Let work that comes into a stream wait for an event as it was recorded last."""
@@ -323,11 +337,25 @@ class EmulatorDriver:
             self._functions.append((device, kernels[symbol], most))
             return _FIRST_FUNCTION + len(self._functions) - 1
 
-    def copy(self, device: int, target: int, source: int, nbytes: int) -> None:
-        """Put a copy into the device's stream, between any memories."""
+    def copy(
+        self, device: int, target: int, source: int, nbytes: int, stream: int | None = None
+    ) -> None:
+        """Put a copy into the device's stream, or another, between any memories."""
         with self._lock:
             self._gpu(device)
-            self._put_copy(device, target, source, nbytes)
+            number = device if stream is None else self._number(device, stream)
+            self._put_copy(number, target, source, nbytes)
+
+    def upload(
+        self, device: int, target: int, source: int, nbytes: int, before: int, after: int
+    ) -> None:
+        """Put a copy into the stream for copies, between two events."""
+        with self._lock:
+            stream = self.copy_stream(device)
+            self.wait_event(device, stream, before)
+            self._put_copy(self._number(device, stream), target, source, nbytes)
+            self.record_event(device, after, stream)
+            self.wait_event(device, self.stream(device), after)
 
     def clear(self, device: int, address: int, nbytes: int) -> None:
         """Put into the device's stream that memory becomes zeros."""
