@@ -75,7 +75,7 @@ def scan(
 
     >>> def add_up(total, x):
     ...     return total + x, total
-    >>> lax.scan(add_up, 0.0, np.array([1.0, 2.0, 3.0]))
+    >>> lax.scan(add_up, np.float32(0), np.array([1.0, 2.0, 3.0]))
     (Array(6., dtype=float32), Array([0., 1., 3.], dtype=float32))
     """
     if not callable(f):
