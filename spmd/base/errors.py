@@ -247,7 +247,7 @@ class DeletedError(SpmdError, RuntimeError, ValueError):
 
 
 class OptionError(SpmdError, RuntimeError, ValueError):
-    """The compiler has no such option, or not this value of it."""
+    """The compiler, or a function, has no such option, or not this value of it."""
 
 
 class InternalError(SpmdError, AssertionError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.errors import ArgumentError, OptionError, ShapeError
 from spmd.base.record import record
 from spmd.lax.families import fail
 
@@ -151,7 +151,7 @@ def padtype_to_pads(
         return [(0, 0)] * len(in_shape)
     if name not in ("SAME", "SAME_LOWER"):
         fail(
-            ArgumentError,
+            OptionError,
             f"padding={padding!r} must be 'SAME', 'SAME_LOWER', 'VALID' or a (low, high) pair of "
             "integers for each dim",
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import DtypeError, IndexingError, ShapeError
 from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
@@ -185,7 +185,7 @@ def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True)
     """Take the entry at a static `index` of one dim of `operand`.
 
     The dim stays with size 1 if `keepdims`, and disappears from the shape otherwise; the dtype
-    stays. A negative `index` counts from the end. Raises `ArgumentError` if it is out of range, and
+    stays. A negative `index` counts from the end. Raises `IndexingError` if it is out of range, and
     `DimensionError` if `axis` is.
 
     >>> lax.index_in_dim(np.array([[1, 2], [3, 4]]), -1, 0, keepdims=False)
@@ -197,7 +197,7 @@ def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True)
     wrapped = index + size if index < 0 else index
     if not 0 <= wrapped < size:
         fail(
-            ArgumentError,
+            IndexingError,
             f"index_in_dim: index {index} is out of bounds for dim {axis} of {aval} (size {size})",
         )
     out = slice_in_dim(operand, wrapped, wrapped + 1, 1, axis)

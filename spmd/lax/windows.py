@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeArgumentError, ShapeError
 from spmd.core.aval import ShapedArray
 from spmd.lax.families import fail
 
@@ -162,11 +162,11 @@ def check_numbers(
     indices: ShapedArray,
     stack_ndim: int,
 ) -> None:
-    """Raise the ShapeError or DtypeError of dimension numbers that do not fit the arrays."""
+    """Raise an error of dimension numbers that do not fit the arrays, of shapes or of dtypes."""
     fields = type(given)._fields
     offset, collapsed, index_map, operand_batch, indices_batch = given
     if not dtypes.is_integer(indices.dtype):
-        fail(DtypeError, f"{name}: indices must be integers, got {indices}")
+        fail(DtypeArgumentError, f"{name}: indices must be integers, got {indices}")
     if indices.ndim == 0:
         fail(ShapeError, f"{name}: indices need a last dim that holds the index vectors")
     _check_dims(name, fields[0], offset, stack_ndim, ordered=True)

@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeError, OptionError, ShapeError
 
 jax = pytest.importorskip("jax")
 
@@ -201,7 +201,7 @@ X, W = np.ones((2, 3, 8, 8), np.float32), np.ones((4, 3, 3, 3), np.float32)
         (ShapeError, "same number of dims", lambda: lax.conv(X, W[0], (1, 1), "SAME")),
         (ShapeError, "has 3 features in dim 1; rhs", lambda: lax.conv(X, W[:, :2], (1, 1), "SAME")),
         (ArgumentError, "2 positive integers", lambda: lax.conv(X, W, (1,), "SAME")),
-        (ArgumentError, "'SAME', 'SAME_LOWER', 'VALID'", lambda: lax.conv(X, W, (1, 1), "FULL")),
+        (OptionError, "'SAME', 'SAME_LOWER', 'VALID'", lambda: lax.conv(X, W, (1, 1), "FULL")),
         (
             ArgumentError,
             "for each of the 2 dims",
