@@ -66,7 +66,8 @@ def dot_general(
     sequences of dims. The shape of the result is that of the batch dims, then the free dims of
     `lhs`, then those of `rhs`. Operands of different dtypes are promoted. Products are summed in
     `preferred_element_type`, which is also the result's dtype; the default is the operands' dtype.
-    Sums of floating products are kept in the operands' dtype, and converted, if that has more bits.
+    Of two float dtypes it is the one with the larger exponent. Sums of floating products are kept
+    in the operands' dtype, and converted, if that has more bits.
     `precision` is recorded, and changes nothing on the CPU, which always computes with full
     precision.
 
@@ -106,12 +107,30 @@ def product_dtypes(lhs: Any, rhs: Any, preferred: Any) -> tuple[Any, Any, np.dty
     """The operands of a product in their common dtype, and the dtype of its result."""
     left, right = typeof(lhs), typeof(rhs)
     if left.dtype != right.dtype:
-        pairs = ((left.dtype, left.weak_type), (right.dtype, right.weak_type))
-        common = dtypes.promote(pairs)[0]
-        lhs, rhs = convert_element_type(lhs, common), convert_element_type(rhs, common)
+        common, inside = _common(left, right)
+        lhs, rhs = convert_element_type(lhs, inside), convert_element_type(rhs, inside)
     else:
-        common = left.dtype
-    return lhs, rhs, common if preferred is None else dtypes.canonical(preferred)
+        common = inside = left.dtype
+    result = common if preferred is None else dtypes.canonical(preferred)
+    if inside in dtypes.SMALL_FLOATING and dtypes.is_float(result) and result != inside:
+        lhs, rhs = (convert_element_type(x, dtypes.wide_of(inside)) for x in (lhs, rhs))
+    return lhs, rhs, result
+
+
+def _common(left: ShapedArray, right: ShapedArray) -> tuple[np.dtype, np.dtype]:
+    """The dtype of a product of two dtypes, and that in which it is computed.
+
+    Of floats it is the one with the larger exponent, as in JAX: others than float32 and float64
+    have no common type by promotion, or (bfloat16, float16) a wider one. Each product is exact.
+    """
+    kinds = left.dtype, right.dtype
+    if all(map(dtypes.is_float, kinds)):
+        rank = lambda t: (dtypes.finfo(t).maxexp, dtypes.finfo(t).nmant)  # noqa: E731
+        wide = np.dtype(np.float64 if np.dtype(np.float64) in kinds else np.float32)
+        return max(kinds, key=rank), wide
+    pairs = ((left.dtype, left.weak_type), (right.dtype, right.weak_type))
+    found = dtypes.promote(pairs)[0]
+    return found, found
 
 
 @lays_out_result
