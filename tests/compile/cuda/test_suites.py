@@ -36,7 +36,8 @@ def same_as_host(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("gpus")
-@pytest.mark.parametrize("seed", range(500, 512))
+# In 552 a cosine, which has local memory, follows a barrier.
+@pytest.mark.parametrize("seed", [*range(500, 512), 552])
 def test_a_random_program(seed):
     same_as_host(seed)
 

@@ -148,12 +148,21 @@ def suspend(f: Function, final: bool = False) -> None:
     f.start(resumed)
 
 
-def begin(f: Function) -> None:
-    """The first lines of a coroutine: memory for what lives while it is suspended."""
+def begin(f: Function, nbytes: int) -> Value:
+    """The first lines of a coroutine: memory for what lives while it is suspended.
+
+    Behind that are so many bytes, whose address this gives: LLVM keeps variables there only if it
+    sees them used later, and it does not follow an address that became a number.
+    """
     f.do("%id = call token @llvm.coro.id(i32 0, ptr null, ptr null, ptr null)")
     f.do("%size = call i64 @llvm.coro.size.i64()")
-    f.do("%memory = call ptr @malloc(i64 %size)")
+    f.do("%above = add i64 %size, 15")
+    f.do("%behind = and i64 %above, -16")
+    f.do(f"%room = add i64 %behind, {nbytes}")
+    f.do("%memory = call ptr @malloc(i64 %room)")
     f.do("%handle = call ptr @llvm.coro.begin(token %id, ptr %memory)")
+    f.do("%local = getelementptr i8, ptr %handle, i64 %behind")
+    return Value(f, "ptr", "%local")
 
 
 def end(f: Function) -> None:

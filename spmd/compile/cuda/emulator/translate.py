@@ -84,9 +84,15 @@ def _entry(
         internal=True,
         attributes=attributes,
     )
-    if together:
-        coroutines.begin(f)
+    places = _places_of_local(code)
+    local = coroutines.begin(f, sum(places.values())) if together else None
     thread = Thread(f, mode)
+    if local is not None:
+        offset = 0
+        for name, nbytes in places.items():
+            slot = f.at(local, offset)
+            thread.symbols[name] = lambda slot=slot: f.convert("ptrtoint", slot, "i64")
+            offset += nbytes
     # All of the shared memory is one array, which begins at 0.
     thread.symbols |= dict.fromkeys(shared, lambda: thread.constant("i64", 0))
     words = Words(f, thread.environment, WORDS)
@@ -179,11 +185,20 @@ def _declare(t: Thread, i: Instruction) -> None:
     if i.opcode == (".reg",):
         t.declare(second, first)
         return
+    if first in t.symbols:  # in the memory of a coroutine
+        return
     slot = t.f.stack("i8", int(second), align=16)
     if i.opcode == (".param",):
         t.slots[first] = slot
     else:
         t.symbols[first] = lambda: t.f.convert("ptrtoint", slot, "i64")
+
+
+def _places_of_local(code: Code) -> dict[str, int]:
+    """The bytes of each array of local memory, in units of 16."""
+    declared = [each for each in code.body if not isinstance(each, Label)]
+    arrays = [each.operands for each in declared if each.opcode == (".local",)]
+    return {name: -(-int(nbytes) // 16) * 16 for name, nbytes in arrays}
 
 
 def _branch(t: Thread, i: Instruction) -> None:
