@@ -21,8 +21,8 @@ from spmd.base.tree import (
     tree_unflatten,
 )
 from spmd.base.util import api_boundary, described, function_name
-from spmd.core.aval import NO_AXES, ShapedArray, typeof
-from spmd.core.axis import cast_to_vma
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.explicit import match_type, stacked_aval
 from spmd.sharding.array import from_numpy
 
 P = ParamSpec("P")
@@ -38,7 +38,7 @@ def _basis(leaves: Sequence[Any]) -> list[Any]:
         part = np.eye(total, a.size, -start, dtype=a.dtype)
         shape = (total, *a.shape)
         unit = from_numpy(part.reshape(shape), ShapedArray(shape, a.dtype, a.weak_type))
-        out.append(cast_to_vma(unit, a.vma, NO_AXES))
+        out.append(match_type(unit, stacked_aval(a, total)))
         start += a.size
     return out
 

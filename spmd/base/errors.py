@@ -112,7 +112,7 @@ class ShardingTypeError(ShardingError):
 
 
 class VaryingTypeError(ShardingTypeError, TypeError):
-    """Two types must agree and differ in the manual axes over which values vary."""
+    """Two types must agree and differ in layout or in the manual axes over which values vary."""
 
 
 class ConstraintError(ShardingTypeError, AssertionError):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.base.dtypes import promote
-from spmd.base.errors import PytreeError, ShapeError, ShardingTypeError, VaryingTypeError
+from spmd.base.errors import PytreeError, ShapeError, VaryingTypeError
 from spmd.base.source import current_source, is_called_by_user
 from spmd.base.tree import TreeDef, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 from spmd.base.util import function_name
@@ -131,7 +131,7 @@ def _check_carry(
         if o.explicit is not None and joined_sharding([i, o]) is None
     ]
     if split and not wrong:
-        raise ShardingTypeError(
+        raise VaryingTypeError(
             f"{current_source()}: {what}: the body must return a carry laid out as it is given:\n"
             + "\n".join(split)
             + "\nLay the initial value or the result out with reshard."

@@ -27,6 +27,7 @@ from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.call import impl_jaxpr, nonzero, refuse_io, spread
 from spmd.core.check import check_operands
+from spmd.core.explicit import joined_sharding
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
@@ -225,13 +226,25 @@ def _check_branch(what: str, a: Staged, b: Staged, a_name: str, b_name: str) -> 
 
 
 def _check_varies(what: str, a: Staged, b: Staged, a_name: str, b_name: str) -> None:
-    """Raise if branches of a user's conditional in a `shard_map` vary over different axes."""
+    """Raise if branches of a user's conditional lie or, in a `shard_map`, vary differently."""
     pairs = list(zip(a.out_avals, b.out_avals, strict=True))
-    if all(x.vma == y.vma for x, y in pairs) or not is_called_by_user():
+    if all(x.is_plain and y.is_plain for x, y in pairs) or not is_called_by_user():
         return
     assert a.out_tree is not None
     paths = leaf_paths(tree_unflatten(a.out_tree, list(range(len(pairs)))))
-    lines = []
+    lines = [
+        f"  output{path}: {a_name} returns {x.short()}, {b_name} returns {y.short()}"
+        for path, (x, y) in zip(paths, pairs, strict=True)
+        if x.explicit is not None and y.explicit is not None and joined_sharding([x, y]) is None
+    ]
+    if lines:
+        raise VaryingTypeError(
+            f"{current_source()}: {what}: the branches must return values that lie alike:\n"
+            + "\n".join(lines)
+            + "\nLay the result of one branch out with reshard."
+        )
+    if all(x.vma == y.vma for x, y in pairs):
+        return
     for path, (x, y) in zip(paths, pairs, strict=True):
         lacks = [(a_name, y.vma - x.vma), (b_name, x.vma - y.vma)]
         advice = [
