@@ -28,6 +28,7 @@ from spmd.base.source import current_source
 from spmd.base.tree import tree_map
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.explicit import hooks, to_auto, to_auto_if_array
+from spmd.core.trace import Tracer
 from spmd.numpy.index_expr import IndexExpr, Point, Span, is_mask, parse_index
 from spmd.numpy.index_plan import GatherPlan, Region, plan_gather, static_region
 from spmd.numpy.promotion import (
@@ -79,7 +80,8 @@ def _reshaped(x: Any, region: Region) -> Any:
 
 def _static(x: Any, expr: IndexExpr) -> Any:
     region = static_region(expr)
-    _check_whole(typeof(x), region)
+    if not isinstance(x, Tracer):  # while a program is traced, a slice is `lax.slice`, as in JAX
+        _check_whole(typeof(x), region)
     return _reshaped(lax.slice(x, region.starts, region.limits, region.strides), region)
 
 

@@ -168,6 +168,14 @@ PROGRAMS: dict[str, str] = {
     "jax.jit(lambda x: jax.device_put(x, P('y', 'x')))(x)": "float32[8@y,16@x]",
 }
 
+# Of the refused ones those that are typed while a program is traced: slices are `lax.slice` there.
+TRACED: dict[str, str] = {
+    "x[2:4]": "float32[2@x,16@y]",
+    "x[:, 2:10]": "float32[8@x,8@y]",
+    "x[::2]": "float32[4@x,16@y]",
+    "x[:4]": "float32[4@x,16@y]",
+}
+
 # JAX refuses these, for which one answer moves no bytes.
 KINDER: dict[str, str] = {
     "n[ix]": "float32[8@x,16]",

@@ -14,7 +14,7 @@ import spmd.numpy as snp
 from spmd import NamedSharding, P, lax, nn, random, scipy
 from spmd.errors import ShardingTypeError
 from spmd.sharding import AxisType, auto_axes, explicit_axes, reshard
-from tests.sharding.explicit_programs import KINDER, PROGRAMS, REFUSED, operands
+from tests.sharding.explicit_programs import KINDER, PROGRAMS, REFUSED, TRACED, operands
 
 EXPLICIT = AxisType.Explicit
 ALL = {**PROGRAMS, **KINDER}
@@ -98,8 +98,12 @@ def test_a_jitted_program_has_the_same_types_and_values(
 def test_what_jax_refuses_is_refused_with_a_way_out(program: str, on_four: Programs):
     with pytest.raises(ShardingTypeError, match=r"reshard|out_sharding"):
         on_four(program)
+    jitted = spmd.jit(lambda arrays: on_four(program, **arrays))
+    if program in TRACED:
+        assert types_of(jitted(on_four.arrays)) == TRACED[program]
+        return
     with pytest.raises(ShardingTypeError, match=r"reshard|out_sharding"):
-        spmd.jit(lambda arrays: on_four(program, **arrays))(on_four.arrays)
+        jitted(on_four.arrays)
 
 
 def is_differentiable(types: str) -> bool:
