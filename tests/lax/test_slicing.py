@@ -12,7 +12,7 @@ from spmd.api.inspect import make_jaxpr
 from spmd.api.reverse import grad
 from spmd.api.vectorize import vmap
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import DtypeError, IndexingError, ShapeError
 from tests.lax.checks import check_abstract, check_derivatives, check_vmap, primitives_of, staged
 
 DTYPES = [np.bool_, np.int8, np.uint32, dtypes.bfloat16, np.float16, np.float32, np.complex64]
@@ -57,7 +57,7 @@ def test_slice_in_dim_counts_from_the_end(x):
     np.testing.assert_array_equal(lax.slice_in_dim(x, -3, None, axis=1), x[:, -3:])
     np.testing.assert_array_equal(lax.slice_in_dim(x, None, -1, 2, axis=-1), x[:, :-1:2])
     np.testing.assert_array_equal(lax.index_in_dim(x, -1, 1, keepdims=False), x[:, -1])
-    with pytest.raises(ArgumentError, match=r"index 6 is out of bounds for dim 1 .*size 6"):
+    with pytest.raises(IndexingError, match=r"index 6 is out of bounds for dim 1 .*size 6"):
         lax.index_in_dim(x, 6, 1)
 
 
@@ -143,7 +143,7 @@ def test_along_one_dim(x):
 def test_dynamic_errors(x):
     with pytest.raises(ShapeError, match=r"one entry for each of the 2 dims .* got 1"):
         lax.dynamic_slice(x, (1,), (2, 2))
-    with pytest.raises(ShapeError, match=r"start_indices must be integer scalars, got float32\[\]"):
+    with pytest.raises(ShapeError, match=r"must be integer scalars, got ~float32\[\]"):
         lax.dynamic_slice(x, (1, 0.5), (2, 2))
     with pytest.raises(ShapeError, match=r"slice_sizes=\(5, 2\)"):
         make_jaxpr(lambda x: lax.dynamic_slice(x, (1, 0), (5, 2)))(x)
