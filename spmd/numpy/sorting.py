@@ -33,6 +33,7 @@ from spmd.numpy.promotion import (
     promote_dtypes,
     promote_dtypes_inexact,
     select,
+    whole_number,
 )
 from spmd.numpy.ranges import linspace
 from spmd.numpy.reductions import any as _any
@@ -151,7 +152,16 @@ def partition(a: ArrayLike, kth: int, axis: int = -1) -> Array:
     Array([1, 2, 3], dtype=int32)
     """
     check_arraylike("partition", a)
+    _check_kth("partition", kth, a, axis)
     return sort(a, axis)
+
+
+def _check_kth(name: str, kth: Any, a: Any, axis: Any) -> None:
+    """Raise the user's error if `kth` is no position along the dim."""
+    shape = typeof(plain(a)).shape
+    size = int(np.prod(shape)) if axis is None else shape[canonical_axis(axis, len(shape), name)]
+    if not -size <= whole_number(name, "kth", kth) < size:
+        raise ArgumentError(f"{name}: kth={kth} is out of bounds for a dim of size {size}")
 
 
 def argpartition(a: ArrayLike, kth: int, axis: int = -1) -> Array:
@@ -163,6 +173,7 @@ def argpartition(a: ArrayLike, kth: int, axis: int = -1) -> Array:
     Array([1, 2, 0], dtype=int32)
     """
     check_arraylike("argpartition", a)
+    _check_kth("argpartition", kth, a, axis)
     return argsort(a, axis)
 
 

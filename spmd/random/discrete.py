@@ -74,7 +74,7 @@ def _bound(name: str, value: Any, dtype: np.dtype, sampled: np.dtype) -> tuple[A
     value = plain(value)
     info, wide = dtypes.iinfo(dtype), dtypes.iinfo(sampled)
     # A narrow dtype is sampled as int32, which also holds the number after its largest.
-    most = int(info.max) + (sampled != dtype)
+    most = int(info.max) + (sampled != dtype and name == "maxval")
     if isinstance(value, (int, float)):
         clipped = min(max(int(value), int(info.min)), most)
         return np.array(clipped, sampled), np.bool_(int(value) > wide.max)

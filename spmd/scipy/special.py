@@ -473,13 +473,13 @@ def logit(x: Any) -> Array:
 def expit(x: Any) -> Array:
     """Compute the logistic function, `1 / (1 + exp(-x))`, elementwise.
 
-    `x` keeps its shape; integers become float32 and floats keep their dtype. Raises `ArgumentError`
-    if `x` is no array, and `DtypeError` for complex numbers.
+    `x` keeps its shape; integers become float32, floats and complex numbers keep their dtype.
+    Raises `ArgumentError` if `x` is no array.
 
     >>> spmd.scipy.special.expit(np.array([-np.inf, 0.0, np.inf]))
     Array([0. , 0.5, 1. ], dtype=float32)
     """
-    return lax.logistic(*_real("expit", x))
+    return lax.logistic(*promote_args_inexact("expit", x))
 
 
 @custom_jvp
