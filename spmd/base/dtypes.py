@@ -451,14 +451,15 @@ def _promote(pairs: tuple[tuple[np.dtype, bool], ...], x64: bool) -> tuple[np.dt
 def promote_types(a: Any, b: Any) -> np.dtype:
     """The dtype to which two dtypes are promoted.
 
-    `a` and `b` are dtypes, their names, or scalar types, none of which counts as weak. 64-bit
+    `a` and `b` are dtypes, their names, or scalar types, of which Python's are weak. 64-bit
     dtypes that are given stay, x64 or not, as in JAX; others become 64-bit ones under x64 only.
     Raises a `DtypeError` for dtypes without a common one.
 
     >>> snp.promote_types(snp.int8, snp.uint8)
     dtype('int16')
     """
-    pairs = ((_canonical(a, True), False), (_canonical(b, True), False))
+    weak = [any(x is kind for kind in (int, float, complex)) for x in (a, b)]
+    pairs = tuple((_canonical(x, True), w) for x, w in zip((a, b), weak, strict=True))
     if config.numpy_dtype_promotion == "strict":
         _check_strictly(pairs)
     wide = any(d in _NARROW for d, _ in pairs)
