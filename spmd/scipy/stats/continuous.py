@@ -72,12 +72,12 @@ cauchy = continuous(
 
 def _laplace_cdf(z: Any) -> Any:
     tail = 0.5 * snp.exp(-snp.abs(z))
-    return snp.where(z > 0, 1 - tail, tail)
+    return snp.where(z >= 0, 1 - tail, tail)
 
 
 def _laplace_logcdf(z: Any) -> Any:
     """The tail below has the logarithm itself, which does not underflow."""
-    return snp.where(z > 0, snp.log1p(-0.5 * snp.exp(-snp.abs(z))), -snp.abs(z) - math.log(2))
+    return snp.where(z >= 0, snp.log1p(-0.5 * snp.exp(-snp.abs(z))), -snp.abs(z) - math.log(2))
 
 
 laplace = continuous(
@@ -103,7 +103,7 @@ logistic = continuous(
 
 def _gennorm_cdf(z: Any, b: Any) -> Any:
     tail = 0.5 * special.gammaincc(1 / b, snp.abs(z) ** b)
-    return snp.where(z > 0, 1 - tail, tail)
+    return snp.where(z >= 0, 1 - tail, tail)
 
 
 gennorm = continuous(
