@@ -134,11 +134,10 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
     """Test whether values of one dtype can be converted to another under NumPy's casting rule.
 
-    `from_` is a dtype or an array, of which only the dtype counts and not the values; a Python
-    number is refused.
-    `to` is a dtype. `casting` is the rule: "no", "equiv", "safe" (the default), "same_kind" or
-    "unsafe". The result is a Python bool. Raises a `ValueError` for another rule, and a `TypeError`
-    for a name that is no dtype.
+    `from_` is a dtype or an array of any shape, of which only the dtype counts and not the values;
+    a Python number is refused. `to` is a dtype. `casting` is the rule: "no", "equiv", "safe" (the
+    default), "same_kind" or "unsafe". The result is a Python bool. Raises a `ValueError` for
+    another rule, and a `TypeError` for a name that is no dtype.
 
     >>> can_cast(int16, float32), can_cast(int32, float32)
     (True, False)

@@ -39,7 +39,7 @@ WORD_SECONDS = 1.0
 # At the end of the program: for other ranks to get what they need of this one.
 FAREWELL_SECONDS = 30.0
 
-_CODES = {
+CODES = {
     1: "a CUDA call failed",
     2: "a system call failed",
     3: "an internal error, a bug in NCCL or memory that was overwritten",
@@ -61,7 +61,7 @@ def library() -> Any:
     return nccl
 
 
-def _missing() -> str:
+def missing() -> str:
     """The reason why this process can't use NCCL, with what to do; "" if it can."""
     try:
         version = library().get_version()
@@ -85,8 +85,8 @@ class _Agreement:
         self.reason = None
 
 
-_agreement = _Agreement()
-forgets(_agreement.forget)
+agreement = _Agreement()
+forgets(agreement.forget)
 
 
 def is_agreed(gpus: Sequence[str], carried: str, origin: Origin) -> bool:
@@ -96,17 +96,17 @@ def is_agreed(gpus: Sequence[str], carried: str, origin: Origin) -> bool:
     `carried` says why the driver can't be used with NCCL. The answer is found once, and said where
     it may surprise.
     """
-    if _agreement.reason is None:
-        reason = _agreement.reason = _disagreement(world(), gpus, carried, origin)
+    if agreement.reason is None:
+        reason = agreement.reason = disagreement(world(), gpus, carried, origin)
         if reason and gpus and config.nccl == "auto" and world().rank == 0:
             say(0, f"GPUs of several ranks exchange through the host's memory: {reason}")
-    reason = _agreement.reason
+    reason = agreement.reason
     if reason and config.nccl == "always":
         raise DeviceError(f"SPMD_NCCL=always: {reason}")
     return not reason
 
 
-def _disagreement(
+def disagreement(
     comm: CheckedCommunicator, gpus: Sequence[str], carried: str, origin: Origin
 ) -> str:
     reason = carried
@@ -114,7 +114,7 @@ def _disagreement(
         reason = "SPMD_NCCL=never"
     elif not reason and not comm.allows_overlap:
         reason = "this MPI takes calls from one thread only"
-    reason = reason or _missing()
+    reason = reason or missing()
     found = comm.all_gather_object((reason, list(gpus)), origin)
     reasons: dict[str, list[int]] = {}
     users: dict[str, list[int]] = {}
@@ -143,7 +143,7 @@ class Member:
     size: int
 
 
-def _attempt(what: str, call: Callable[..., Any], *args: Any) -> Any:
+def attempt(what: str, call: Callable[..., Any], *args: Any) -> Any:
     """Make a call of NCCL; a result code is an error in words."""
     try:
         return call(*args)
@@ -160,18 +160,18 @@ def _attempt(what: str, call: Callable[..., Any], *args: Any) -> Any:
 def _grouped(what: str) -> Iterator[None]:
     """Let NCCL take the calls of a `with` block as one."""
     nccl = library()
-    _attempt(what, nccl.groupStart)
+    attempt(what, nccl.groupStart)
     try:
         yield
     except BaseException:
         with suppress(CollectiveError):
-            _attempt(what, nccl.groupEnd)
+            attempt(what, nccl.groupEnd)
         raise
-    _attempt(what, nccl.groupEnd)
+    attempt(what, nccl.groupEnd)
 
 
 def _text(what: str, code: int, own: str) -> str:
-    meaning = _CODES.get(code, "a code that spmd does not know")
+    meaning = CODES.get(code, "a code that spmd does not know")
     said = f"; {own}" if own else ""
     return (
         f"NCCL could not {what}: {meaning} (code {code}{said}).\n"
@@ -192,7 +192,7 @@ class NcclGroup:
         try:
             with _grouped(what):
                 for device, name, args in calls:
-                    _attempt(what, getattr(self._comms[device], name), *args)
+                    attempt(what, getattr(self._comms[device], name), *args)
         except CollectiveError:
             WATCH.check()  # its communicators were ended meanwhile
             raise
@@ -201,7 +201,7 @@ class NcclGroup:
         """The failure that NCCL has noticed meanwhile."""
         for comm in self._comms.values():
             try:
-                _attempt("go on", comm.check_async_error)
+                attempt("go on", comm.check_async_error)
             except CollectiveError as error:
                 return error
         return None
@@ -225,7 +225,7 @@ def connect(
     nccl = library()
     WATCH.check()
     name = "make an id for a group of GPUs"
-    made = {m.group: _attempt(name, nccl.get_unique_id) for m in members if m.rank == 0}
+    made = {m.group: attempt(name, nccl.get_unique_id) for m in members if m.rank == 0}
     ids = {k: v for found in comm.all_gather_object(made, origin) for k, v in found.items()}
     comms: dict[int, Any] = {}
 
@@ -235,7 +235,7 @@ def connect(
             for m in members:
                 with at(m.device):
                     args = m.size, ids[m.group], m.rank
-                    comms[m.device] = _attempt(what, nccl.NcclCommunicator, *args)
+                    comms[m.device] = attempt(what, nccl.NcclCommunicator, *args)
 
     # NCCL waits for the other ranks, without an end: this thread can leave.
     request, began = PROGRESS.send(initialize), time.monotonic()

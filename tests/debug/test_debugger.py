@@ -52,7 +52,7 @@ def test_commands(session):
         "c",
     )
     assert "(inner)" in out.splitlines()[1]
-    for value in ("Array(7.", "Array(3.", "12.0", "\n(spmd) 7.0"):
+    for value in ("Array(7.", "Array(3.", "Array(12.", "\n(spmd) 7.0"):
         assert value in out
     assert "*** NameError" in out
     assert "-> " in out and "spmd.debug.breakpoint()" in out

@@ -16,8 +16,8 @@ def answers(monkeypatch, missing: str, gpus: tuple[str, str], setting: str = "au
     here = {0: "", 1: missing}
 
     def body(comm):
-        monkeypatch.setattr(nccl, "_missing", lambda: "")
-        return nccl._disagreement(comm, [gpus[comm.rank]], here[comm.rank], NOWHERE)
+        monkeypatch.setattr(nccl, "missing", lambda: "")
+        return nccl.disagreement(comm, [gpus[comm.rank]], here[comm.rank], NOWHERE)
 
     with config.override("nccl", setting):
         first, second = LocalGroup(2).run(body)
@@ -40,7 +40,7 @@ def test_ranks_agree_whether_they_use_it(monkeypatch, missing, gpus, setting, re
 
 
 def test_always_is_an_error_where_it_cannot_be(monkeypatch):
-    monkeypatch.setattr(nccl._agreement, "reason", "ranks 0, 1 share a GPU")
+    monkeypatch.setattr(nccl.agreement, "reason", "ranks 0, 1 share a GPU")
     assert not nccl.is_agreed([], "", NOWHERE)
     with (
         config.override("nccl", "always"),
@@ -60,9 +60,9 @@ class Library:
 
 def test_an_old_library_is_refused(monkeypatch):
     monkeypatch.setattr(nccl, "library", lambda: Library(20900))
-    assert nccl._missing().startswith("NCCL is 20900, and spmd needs 21000 or newer")
+    assert nccl.missing().startswith("NCCL is 20900, and spmd needs 21000 or newer")
     monkeypatch.setattr(nccl, "library", lambda: Library(22907))
-    assert nccl._missing() == ""
+    assert nccl.missing() == ""
 
 
 class NcclError(RuntimeError):
@@ -79,8 +79,8 @@ def test_result_codes_are_errors_in_words(code):
         raise NcclError(code)
 
     with pytest.raises(CollectiveError) as caught:
-        nccl._attempt("add", call)
-    meaning = nccl._CODES.get(code, "a code that spmd does not know")
+        nccl.attempt("add", call)
+    meaning = nccl.CODES.get(code, "a code that spmd does not know")
     own = f"; NCCL_ERROR_{code}" if code < 7 else ""
     assert f"NCCL could not add: {meaning} (code {code}{own})" in caught.value.text
 

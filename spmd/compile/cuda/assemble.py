@@ -21,8 +21,7 @@ from typing import Any
 
 from spmd.base.config import config
 from spmd.compile.cuda import stream_steps_ir
-from spmd.compile.cuda.driver import driver
-from spmd.compile.cuda.exchange import (
+from spmd.compile.cuda.collectives.exchange import (
     FIRST,
     INPUT,
     OUTPUT,
@@ -32,6 +31,7 @@ from spmd.compile.cuda.exchange import (
     exchange_plan,
     first_of_each,
 )
+from spmd.compile.cuda.driver import driver
 from spmd.compile.cuda.kernel import render, render_contraction, render_product
 from spmd.compile.cuda.launch import Function, Rendered
 from spmd.compile.cuda.program import CudaProgram

@@ -54,7 +54,7 @@ def _kept(step: Pass, numbers: dict[Key, int], kept: set[Key]) -> Pass:
 
 
 def _key(instr: object) -> Key | None:
-    """What a load reads; None for other instructions, and for loads at computed places."""
+    """The place that a load reads; None for others and for loads at computed places."""
     if not isinstance(instr, Load) or instr.guard is not None or instr.map.gathered:
         return None
     return instr.arg, instr.dtype, instr.map

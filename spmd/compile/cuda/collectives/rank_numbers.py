@@ -17,7 +17,7 @@ from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.source import Source
 from spmd.collectives.psum import pmax_p
-from spmd.compile.cuda.rank_exchange import is_agreed
+from spmd.compile.cuda.collectives.rank_exchange import is_agreed
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, all_eqns
 from spmd.core.primitive import Primitive

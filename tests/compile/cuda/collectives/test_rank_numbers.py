@@ -9,7 +9,7 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.compile.cuda import rank_numbers
+from spmd.compile.cuda.collectives import rank_numbers
 
 P = spmd.sharding.PartitionSpec
 _NAMES = "psum", "pmax", "pmin", "reduce_scatter"

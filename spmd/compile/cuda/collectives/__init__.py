@@ -1,0 +1,1 @@
+"""Collectives between GPUs: of one process by copies and kernels, of several ranks by NCCL."""
