@@ -26,7 +26,6 @@ PREAMBLE = """
 import os, signal, sys, threading, time
 import numpy as np
 from spmd.transport import world as bootstrap
-from spmd.transport.communicator import ReduceOp
 from spmd.base.errors import CollectiveError, PeerError
 comm = bootstrap.world()
 rank, size = comm.rank, comm.size
