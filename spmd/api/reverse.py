@@ -263,7 +263,8 @@ def value_and_grad(
             warn_of_summed_loss(function_name(fun), pullback.closed)
         aval = typeof(outs[0]).update(vma=())
         one = from_numpy(np.ones((), aval.dtype), aval, copy=False)
-        one = cast_to_vma(one, typeof(outs[0]).vma, aval.vma)
+        if varies := typeof(outs[0]).vma:
+            one = cast_to_vma(one, varies, aval.vma)
         found, _ = tree_unflatten(
             flat_f.in_tree, [as_derivative(x) for x in pull_flat(pullback, [one])]
         )
