@@ -31,7 +31,7 @@ class Roll:
     shift: int
 
 
-# What a part of a roll is made by.
+# The operations that make a part of a roll.
 _CUTS = (pad_p, slice_p, split_p)
 
 

@@ -285,7 +285,7 @@ class EmulatorDriver:
     def mark(self, device: int) -> Callable[[], bool]:
         """A function that says whether the work that is in the device's stream now has ended.
 
-        Who asks again and again lets it get on.
+        Repeated questions let the work get on.
         """
         with self._lock:
             self._gpu(device)

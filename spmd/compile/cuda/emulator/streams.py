@@ -19,7 +19,7 @@ _LONGEST_QUEUE = 4096
 # Between two looks whether work can go on that waits for another process.
 _PAUSE_SECONDS = 0.0005
 
-# What work gives that can't go on: it is not done, and begun again later.
+# The result of work that can't go on: it is not done, and begun again later.
 WAITS = object()
 
 

@@ -31,7 +31,7 @@ from tests.compile.cuda.emulated import Emulator
 from tests.conftest import ROOT
 
 PAGE = ROOT / "benchmarks" / "cuda_traffic.md"
-HEAD = """# What programs move on a GPU
+HEAD = """# Bytes that programs move on a GPU
 
 Counted by the emulator (`docs/cuda.md`), float32. A ratio of 1.00 is the least that is possible.
 *Bytes* are those that kernels move to and from global memory, beside those of the program's
