@@ -152,6 +152,29 @@ def spread_case(rows: int, columns: int, stride: int, dtype: str) -> Case:
     return Case(b.build(), [data, np.zeros(rows * columns, data.dtype)])
 
 
+def stacked_case(rows: int, columns: int, dtype: str) -> Case:
+    """The largest of each column of two arrays, of which one lies under the other, and of a fill.
+
+    Whether a row is read does not depend on the lane. A last row is in neither array.
+    """
+    b = Builder((columns,), (2 * rows + 1,), 0)
+    x, y = b.arg(dtype, rows * columns), b.arg(dtype, rows * columns)
+    out = b.arg(dtype, columns, "out")
+    with b.row():
+        row = b.iota(1, "i32")
+        upper = b.op("lt", row, b.const(rows, "i32"))
+        lower = b.op("and", b.op("not", upper), b.op("lt", row, b.const(2 * rows, "i32")))
+        first = b.load(x, (1, columns), guard=upper)
+        second = b.load(y, (1, columns), -rows * columns, guard=lower, fill=b.const(3, dtype))
+        value = b.op("select", upper, first, second)
+        largest = b.reduce("or" if dtype == "bool" else "max", value)
+    with b.point():
+        b.store(out, (1,), largest)
+    rng = np.random.default_rng(9)
+    arrays = [operands_for(dtype, rows * columns, rng) for _ in range(2)]
+    return Case(b.build(), [*arrays, np.zeros(columns, arrays[0].dtype)])
+
+
 def row_sum(rows: int, columns: int, dtype: str = "f32", op: str = "add") -> Kernel:
     """A reduction of the rows of a matrix."""
     b = Builder((rows,), (columns,))

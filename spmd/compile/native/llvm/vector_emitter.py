@@ -381,6 +381,30 @@ class Emitter:
         self.branch(after)
         self.start(after)
 
+    def either(
+        self,
+        condition: str,
+        kinds: Sequence[str],
+        body: Callable[[], Sequence[str]],
+        otherwise: Sequence[str],
+    ) -> tuple[str, ...]:
+        """Return the operands of `body` if the scalar i1 holds, else those of `otherwise`.
+
+        `kinds` are their types' texts; `body` runs only if the condition holds.
+        """
+        before = self.block
+        inside, after = self.label(), self.label()
+        self.put(f"br i1 {condition}, label %{inside}, label %{after}")
+        self.start(inside)
+        results, last = body(), self.block
+        self.branch(after)
+        self.start(after)
+        both = zip(kinds, results, otherwise, strict=True)
+        return tuple(
+            self.set(f"phi {kind} [ {new}, %{last} ], [ {old}, %{before} ]")
+            for kind, new, old in both
+        )
+
     def loop(
         self,
         first: str,

@@ -24,6 +24,7 @@ from tests.compile.kernel.op_kernels import (
     renumbered,
     row_sum,
     spread_case,
+    stacked_case,
     transposed_case,
 )
 from tests.compile.kernel.random_kernels import random_case
@@ -207,6 +208,22 @@ def test_lanes_at_a_distance_are_gathered_where_an_instruction_does_it():
     assert "gather" not in render(case.kernel, Target(256, True)).text
     assert "gather" not in render(few.kernel, widest).text
     assert "gather" not in render(spread_case(3, 64, 10, "c64").kernel, widest).text
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i8", "bool", "bf16", "u64"])
+@pytest.mark.parametrize("shape", [(5, 64), (3, 83), (4, 5), (300, 32)])
+def test_rows_of_which_each_lies_in_one_array_give_the_values_of_the_interpreter(
+    shape, dtype, target
+):
+    case = stacked_case(*shape, dtype)
+    assert_renders(case.kernel, case.arrays, splits=2, target=TARGETS[target])
+
+
+def test_a_guard_that_all_lanes_share_is_a_branch():
+    whole, short = (render(stacked_case(5, n, "f32").kernel, Target(256, True)) for n in (64, 83))
+    assert "masked" not in whole.text
+    assert "masked.load" in short.text
 
 
 @pytest.mark.parametrize("stride", [2, 3, 4])
