@@ -436,6 +436,32 @@ def test_a_warp_multiplies_tiles(half):
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_warp_reads_tiles(count, transposed):
+    words = ", ".join(f"%{k}" for k in range(count))
+    outs = ", ".join(f'"=r"(r[{k}])' for k in range(count))
+    trans = ".trans" if transposed else ""
+    source = f"""extern "C" __global__ void f(unsigned *out, const unsigned *x) {{
+      extern __shared__ unsigned s[];
+      const int i = threadIdx.x;
+      for (int k = 0; k < 4; k++) s[4 * i + k] = x[4 * i + k];
+      __syncthreads();
+      unsigned r[{count}];
+      const unsigned at = (unsigned)__cvta_generic_to_shared(s + 4 * (31 - i));
+      asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{words}}}, [%{count}];"
+                   : {outs} : "r"(at) : "memory");
+      for (int k = 0; k < {count}; k++) out[{count} * i + k] = r[k];
+    }}"""
+    x = np.arange(256, dtype=np.uint16)
+    out = run(source, np.zeros(32 * count, np.uint32), x.view(np.uint32), threads=32)
+    # Row by row from the last on, as the lanes say.
+    tiles = x.reshape(32, 8)[::-1].reshape(4, 8, 8)[:count]
+    tiles = tiles.transpose(0, 2, 1) if transposed else tiles
+    pairs = np.ascontiguousarray(tiles).reshape(count, 32, 2)
+    assert np.array_equal(out.view(np.uint16).reshape(32, count, 2), pairs.transpose(1, 0, 2))
+
+
 # ---- what is not known -------------------------------------------------------------------------
 
 

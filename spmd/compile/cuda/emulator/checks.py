@@ -19,8 +19,9 @@ from spmd.compile.native.llvm.function_builder import Function, Value, Words
 
 # The last access to a byte: epoch, then 16 bits for the epoch inside of the warp, then 16 bits for
 # the thread: its number and 1; or SEVERAL_OF and a warp's number; or ANYBODY.
-_EPOCH, _WARP_EPOCH, _WHO = 32, 16, 0xFFFF
-SEVERAL_OF, ANYBODY = 0x4000, 0xFFFF
+# A thread's number with UNDER_WAY is a writer whose copy has not landed (late_copies.py).
+EPOCH, _WARP_EPOCH, _WHO = 32, 16, 0xFFFF
+UNDER_WAY, SEVERAL_OF, ANYBODY = 0x2000, 0x4000, 0xFFFF
 # For each byte four words: its writer and the place, its readers and the place of the last.
 TOUCHED_WORDS = 4
 
@@ -96,7 +97,7 @@ def check_shared_text(symbol: str, report: str) -> str:
     warp = thread >> 5
     warp_epochs = f.convert("inttoptr", words["warp_epochs"], "ptr")
     epoch, warp_epoch = words["epoch"], f.load("i64", warp_epochs, warp * 8) & _WHO
-    now = (epoch << _EPOCH) | (warp_epoch << _WARP_EPOCH)
+    now = (epoch << EPOCH) | (warp_epoch << _WARP_EPOCH)
     me = now | (thread + 1)
     touched = f.convert("inttoptr", words["touched"], "ptr")
 
@@ -108,13 +109,21 @@ def check_shared_text(symbol: str, report: str) -> str:
 
     def conflicts(entry: Value) -> Value:
         who = entry & _WHO
-        this_epoch = (entry >> _EPOCH).equals(epoch) & who.differs(thread + 1)
+        this_epoch = (entry >> EPOCH).equals(epoch) & who.differs(thread + 1)
         ordered = of_warp(who).equals(warp) & ((entry >> _WARP_EPOCH) & _WHO).differs(warp_epoch)
         return this_epoch & (ordered ^ f.value("i1", 1))
+
+    def is_under_way(entry: Value) -> Value:
+        who = entry & _WHO
+        found = (who >= UNDER_WAY) & (who < SEVERAL_OF)
+        return found & ((entry >> EPOCH) >= words["block_epoch"])
 
     with f.range(address, address + nbytes) as byte:
         entry = f.at(touched, byte * (8 * TOUCHED_WORDS))
         writer, reader = f.load("i64", entry), f.load("i64", entry, 16)
+        with f.if_(is_under_way(writer)):
+            owner = (writer & _WHO) - (1 + UNDER_WAY)
+            tell(layout.UNDER_WAY, owner, f.load("i64", entry, 8))
         with f.if_(conflicts(writer)):
             tell(layout.RACE, (writer & _WHO) - 1, f.load("i64", entry, 8))
         with f.if_else(write.differs(0)) as it:
@@ -124,7 +133,7 @@ def check_shared_text(symbol: str, report: str) -> str:
             f.store(place, entry, 8)
             it.otherwise()
             who = reader & _WHO
-            fresh = (reader >> _EPOCH).differs(epoch) | who.equals(thread + 1)
+            fresh = (reader >> EPOCH).differs(epoch) | who.equals(thread + 1)
             same_warp = of_warp(who).equals(warp)
             same_time = ((reader >> _WARP_EPOCH) & _WHO).equals(warp_epoch)
             several = f.select(same_time, now | SEVERAL_OF | warp, me)

@@ -33,6 +33,7 @@ def begin_block_text(symbol: str) -> str:
     block = (k * words["block_step"] + words["block_first"]) % words["grid"]
     f.store(block, environment, 8 * INDEX["block"])
     next_epoch(f, environment)
+    f.store(Words(f, environment, WORDS)["epoch"], environment, 8 * INDEX["block_epoch"])
     # A block must not rely on what shared memory holds at first: NaN, and indices far outside.
     shared, count = f.convert("inttoptr", words["shared"], "ptr"), words["shared_bytes"]
     f.call("llvm.memset.p0.i64", "void", shared, f.value("i8", -1), count, f.value("i1", 0))

@@ -51,6 +51,7 @@ class Gpu:
             "masks": np.zeros(threads, np.int64),
             "places": np.zeros(threads, np.int64),
             "handles": np.zeros(threads, np.int64),
+            "copies": np.zeros(threads * layout.QUEUE_BYTES // 8, np.int64),
             "given": np.zeros(lanes, np.uint32),
             "taken": np.zeros(lanes, np.uint32),
             "granules": self.memory.granules,
@@ -134,6 +135,9 @@ class Gpu:
             layout.RACE: f"{_other(found['other'])} and {who} accessed the {nbytes} bytes at "
             f"{address} of the shared memory with no barrier between, and one of them wrote: "
             f"the former {before}, the latter",
+            layout.UNDER_WAY: f"{who} accessed the {nbytes} bytes at {address} of the shared "
+            f"memory, to which thread {found['other']} copies, and nothing waits for that: the "
+            f"copy began {before}, the access is",
             layout.LANE_MISSING: f"{who} waits for lanes of its warp that don't come",
             layout.THREAD_ENDED: f"{who} waits at a barrier, and others have ended",
             layout.MASKS_DIFFER: f"{who} waits for other lanes than those that wait for it",

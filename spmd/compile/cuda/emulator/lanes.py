@@ -1,8 +1,8 @@
 """Native functions for what the lanes of a warp do together, after they have met.
 
 A lane gives numbers to its warp, waits, and finds in `taken` what all lanes gave (`coroutines.py`).
-PTX ISA, sections 9.7.9 (shfl.sync), 9.7.13 (vote.sync) and 9.7.14 (mma.sync: whose registers hold
-which elements of a tile).
+PTX ISA, sections 9.7.9 (shfl.sync), 9.7.13 (vote.sync) and 9.7.14 (ldmatrix and mma.sync: whose
+registers hold which elements of a tile).
 """
 
 from __future__ import annotations
@@ -52,6 +52,29 @@ def ballot_text(symbol: str) -> str:
         gave = _taken(f, environment, first + lane, 0).differs(0)
         bits.set(bits.get() | (f.convert("zext", gave, "i64") << lane))
     f.ret(bits.get() & mask)
+    return f.text()
+
+
+def matrix_text(symbol: str, transposed: bool) -> str:
+    """`i32 (env, thread, k)`: what a lane has of the kth tile of 8 x 8 elements of 16 bits.
+
+    Lanes 8 k to 8 k + 7 gave its rows. Lane L has two neighbours of row L / 4, from column
+    2 (L % 4) on; of a tile that is transposed, two of column L / 4.
+    """
+    f = Function(symbol, "i32", ["ptr", "i64", "i64"])
+    environment, thread, k = f.params
+    lane = thread & 31
+    rows, line, pair = (thread - lane) + k * 8, lane >> 2, lane & 3
+    if not transposed:
+        f.ret(_taken(f, environment, rows + line, pair))
+        return f.text()
+
+    def element(row: Value) -> Value:
+        word = _taken(f, environment, rows + row, line >> 1)
+        upper = f.convert("trunc", (line & 1) << 4, "i32")
+        return f.emit("i32", f"lshr i32 {word.text}, {upper.text}") & 0xFFFF
+
+    f.ret(element(pair << 1) | (element((pair << 1) + 1) << 16))
     return f.text()
 
 

@@ -38,6 +38,8 @@ WORDS = (
     "given",  # for each thread: LANE_WORDS numbers of 4 bytes for its warp
     "taken",  # the same, as they were when the warp met
     "handles",  # for each thread: its coroutine
+    "copies",  # for each thread: a queue of cp.async copies (late_copies.py)
+    "block_epoch",  # the epoch in which the present block began
     "seed",  # of the errors of approximate instructions
     "trace",  # counted accesses: how many words of the trace are used, how many there are, then
     # four for each access: its number in the function, the address, the thread, the block
@@ -50,10 +52,13 @@ REPORT = ("kind", "address", "nbytes", "thread", "block", "place", "other", "oth
 
 # Kinds of reports. `other` is the thread that it races with, which was at `other_place`.
 NONE, READ_OUTSIDE, WRITE_OUTSIDE, MISALIGNED, SHARED_OUTSIDE, RACE, LANE_MISSING = range(7)
-THREAD_ENDED, MASKS_DIFFER, TRAP = range(7, 10)
+THREAD_ENDED, MASKS_DIFFER, TRAP, UNDER_WAY = range(7, 11)
 
 WARP = 32
 LANE_WORDS = 8
+# Copies in the queue of a thread, the words of each, and the bytes of a queue with its head.
+COPY_SLOTS, COPY_WORDS = 64, 6
+QUEUE_BYTES = 32 + 8 * COPY_SLOTS * COPY_WORDS
 MOST_THREADS = 1024
 # The most shared memory that a block of any GPU so far can have.
 MOST_SHARED = 228 * 1024

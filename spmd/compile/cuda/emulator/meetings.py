@@ -1,7 +1,7 @@
-"""Instructions at which threads meet: barriers, shuffles, votes, products of tiles.
+"""Instructions at which threads meet: barriers, shuffles, votes, tiles and products of tiles.
 
 Each gives what it has to give, suspends its coroutine, and goes on when those it waits for are
-there. PTX ISA, sections 9.7.9 (shfl.sync), 9.7.13 (bar, vote) and 9.7.14 (mma).
+there. PTX ISA, sections 9.7.9 (shfl.sync), 9.7.13 (bar, vote) and 9.7.14 (ldmatrix, mma).
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Callable
 from spmd.compile.cuda.emulator.coroutines import BARRIER, MEET, MEET_IN_ORDER, suspend
 from spmd.compile.cuda.emulator.lanes import SHUFFLES
 from spmd.compile.cuda.emulator.layout import LANE_WORDS
-from spmd.compile.cuda.emulator.native_functions import BALLOT, MULTIPLY, SHUFFLE
+from spmd.compile.cuda.emulator.memory import host_address
+from spmd.compile.cuda.emulator.native_functions import BALLOT, MATRIX, MULTIPLY, SHUFFLE
 from spmd.compile.cuda.emulator.ptx import Code, Instruction
 from spmd.compile.cuda.emulator.thread import Thread
 from spmd.compile.cuda.emulator.types import UnknownPtxError
 from spmd.compile.native.llvm.function_builder import Value
 
-_NAMES = ("bar", "barrier", "shfl", "vote", "mma")
+_NAMES = ("bar", "barrier", "shfl", "vote", "ldmatrix", "mma")
 _EVERYONE = "-1"
 
 
@@ -78,6 +79,28 @@ def vote(t: Thread, i: Instruction) -> None:
         raise UnknownPtxError(str(i))
 
 
+def load_matrices(t: Thread, i: Instruction) -> None:
+    """`ldmatrix.sync.aligned.m8n8.x1/x2/x4{.trans}.shared.b16`: tiles of 8 rows of 16 bytes.
+
+    A lane reads the row whose address it has, which its warp then divides.
+    """
+    transposed = "trans" in i.opcode
+    trans = ("trans",) if transposed else ()
+    counts = {f"x{n}": n for n in (1, 2, 4)}
+    count = counts.get(i.opcode[4] if len(i.opcode) > 4 else "", 0)
+    expected = ("ldmatrix", "sync", "aligned", "m8n8", f"x{count}", *trans, "shared", "b16")
+    if i.opcode != expected:
+        raise UnknownPtxError(str(i))
+    number = t.cast(t.number, "i64")
+    with t.f.if_((number & 31) < 8 * count):
+        row = host_address(t, i, i.operands[1], 16, write=False)
+        _give(t, [t.f.load("i32", row, 4 * k, align=4) for k in range(4)])
+    _wait(t, MEET, _EVERYONE)
+    for k, name in enumerate(x.strip() for x in i.operands[0].strip("{} ").split(",")):
+        got = t.f.call(MATRIX[transposed], "i32", t.environment, number, t.constant("i64", k))
+        t.write(name, got)
+
+
 def multiply(t: Thread, i: Instruction) -> None:
     """`mma.sync.aligned.m16n8k16.row.col.f32.*.*.f32` of f16 or bf16."""
     half = i.opcode[7] if len(i.opcode) == 10 else ""
@@ -118,5 +141,6 @@ HANDLERS: dict[str, Callable[[Thread, Instruction], None]] = {
     "barrier": barrier,
     "shfl": shuffle,
     "vote": vote,
+    "ldmatrix": load_matrices,
     "mma": multiply,
 }

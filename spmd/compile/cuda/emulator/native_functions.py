@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spmd.compile.cuda.emulator import checks, coroutines, lanes
+from spmd.compile.cuda.emulator import checks, coroutines, lanes, late_copies
 from spmd.compile.cuda.emulator.declared import with_declarations
 from spmd.compile.native.llvm.shared_functions import share
 
@@ -26,8 +26,34 @@ SHUFFLE = {
     for mode in lanes.SHUFFLES
 }
 BALLOT = _shared("ballot", lanes.ballot_text)
+MATRIX = {
+    transposed: _shared(
+        f"matrix_{transposed}", lambda s, transposed=transposed: lanes.matrix_text(s, transposed)
+    )
+    for transposed in (False, True)
+}
 MULTIPLY = {
     half: _shared(f"multiply_{half}", lambda s, half=half: lanes.multiply_text(s, half))
     for half in ("f16", "bf16")
+}
+_CHECKS = CHECK_GLOBAL, CHECK_SHARED, REPORT
+RESET_COPIES = _shared("reset_copies", late_copies.reset_text)
+COMMIT_COPIES = _shared("commit_copies", late_copies.commit_text)
+# By whether accesses are checked.
+LAND_COPIES = {
+    checked: _shared(
+        f"land_copies_{checked}",
+        lambda s, checked=checked: late_copies.land_text(s, CHECK_SHARED if checked else None),
+    )
+    for checked in (False, True)
+}
+BEGIN_COPY = {
+    checked: _shared(
+        f"begin_copy_{checked}",
+        lambda s, land=land, checked=checked: late_copies.begin_text(
+            s, land, _CHECKS if checked else None
+        ),
+    )
+    for checked, land in LAND_COPIES.items()
 }
 NOISE = _shared("noise", lanes.noise_text)

@@ -3,7 +3,7 @@
 The accesses of a warp's lanes at the same instruction, in its same round, are one request. Global
 memory moves in sectors of 32 bytes: the least is the bytes that differ, in whole sectors. Shared
 memory has 32 banks of 4 bytes, and serves words of different banks in one wavefront: the least is
-what its bytes take at 128 a wavefront.
+what its bytes take at 128 a wavefront. Accesses of 16 bytes are served eight lanes at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from spmd.compile.cuda.emulator.code import Kernel, described
 
 SECTOR, BANK, BANKS = 32, 4, 32
 _WARP_SHIFT = 5
+# Accesses of so many bytes are served in parts of the warp.
+_WIDE = 16
 
 
 @record
@@ -70,7 +72,8 @@ def _lines(kernel: Kernel, records: np.ndarray) -> Iterator[Line]:
             moved = _distinct(requests, address, nbytes, SECTOR)
             least = _least(requests, address, nbytes, SECTOR)
         else:
-            moved = _wavefronts(requests, address, nbytes)
+            served = _paired(requests, (rows[:, 2] & 31) * nbytes // (BANK * BANKS))
+            moved = _wavefronts(requests if nbytes < _WIDE else served, address, nbytes)
             least = _least(requests, address, nbytes, BANK * BANKS)
         text = described(kernel, place)
         yield Line(text, space, writes, nbytes, int(requests.max()) + 1, moved, least)
@@ -119,7 +122,7 @@ def _least(requests: np.ndarray, address: np.ndarray, nbytes: int, unit: int) ->
 
 
 def _wavefronts(requests: np.ndarray, address: np.ndarray, nbytes: int) -> int:
-    """For each request the most words of one bank; wide accesses take at least their share."""
+    """For each request the most words of one bank."""
     owner, word = _units(requests, address, nbytes, BANK)
     pairs, counts = np.unique(owner * BANKS + word % BANKS, return_counts=True)
     most = np.zeros(int(requests.max()) + 1, np.int64)

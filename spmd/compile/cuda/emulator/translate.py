@@ -103,7 +103,12 @@ def _entry(
         thread.slots[name] = f.at(arguments, k * _ARGUMENT_BYTES)
     if together:
         coroutines.suspend(f)  # created now, run later
+    late = memory.copies(code)
+    if late:
+        memory.begin_copies(thread)
     _write_body(thread, code, tables)
+    if late:
+        memory.end_copies(thread)
     if together:
         states = f.convert("inttoptr", thread.word("states"), "ptr")
         f.store(f.value("i8", coroutines.ENDED), states, thread.cast(thread.number, "i64"))
