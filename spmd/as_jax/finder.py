@@ -65,7 +65,7 @@ _MOVED = {
 _WHOLE = {
     f"experimental.sparse.{name}": "spmd.experimental.sparse"
     for name in ("api", "bcoo", "bcsr", "coo", "csr", "random", "util")
-}
+} | {"experimental.key_reuse._core": "spmd.experimental.key_reuse"}
 
 
 class _Alias(Loader):

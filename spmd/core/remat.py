@@ -318,7 +318,7 @@ def _linearize(
     again = _residuals_from(whole, saved, n)
     tangent_avals = [typeof(t) for t in given]
     backward = _recompute(again, cut.linear, tangent_avals, prevent_cse, f"remat_{name}")
-    params = {"jaxpr": backward, "name": f"linear_{name}", **how}
+    params = {"jaxpr": backward, "name": f"linear_{name}", **how, "_differentiated": True}
     out_tangents = trace.bind_linear(checkpoint_p, [*primals, *kept, *given], params)
     return outs, spread(cut.out_nonzero, out_tangents, [a.tangent() for a in jaxpr.out_avals])
 

@@ -256,8 +256,7 @@ def choice(
         raise ArgumentError("choice: there is nothing to choose from")
     if not replace and drawn > count:
         raise ArgumentError(f"choice: {drawn} draws without replacement from {count} elements")
-    # Without probabilities it is `randint` or `permutation` that uses the key up.
-    key = single(key, "choice", uses=p is not None)
+    key = single(key, "choice")
     if p is None and not replace:
         shuffled = permutation(key, count if is_number else a, d)
         result = lax.slice_in_dim(shuffled, 0, drawn, axis=d)

@@ -25,10 +25,10 @@ from spmd.base.errors import (
     ShapeError,
     TypePromotionError,
 )
+from spmd.base.lazy_import import Deferred
 from spmd.base.source import current_source
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.explicit import lays_out_result
-from spmd.core.key_reuse import use_key
 from spmd.lax.keys.threefry import key_bits, threefry2x32
 from spmd.lax.keys.words import random_unwrap, random_wrap
 from spmd.numpy.creation import canonical_shape
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from spmd.sharding.array import Array
 
 _WORD = np.dtype(np.uint32)
+_markers: Any = Deferred("spmd.lax.keys.markers")
 
 # ---- making keys -------------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ def _one_spec(name: str, impl: Any, dtype: Any) -> Any:
 
 def _made(name: str, seed: Any, spec: Any) -> Any:
     generator = find(name, spec)
-    return random_wrap(generator.seed(_seed(name, seed)), generator.kind.ident)
+    return new(random_wrap(generator.seed(_seed(name, seed)), generator.kind.ident))
 
 
 def _seed(name: str, seed: Any) -> Any:
@@ -133,7 +134,7 @@ def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -
     generator = find("wrap_key_data", _one_spec("wrap_key_data", impl, dtype))
     if not is_arraylike(key_bits_array) or not hasattr(key_bits_array, "dtype"):
         raise DtypeError(f"wrap_key_data: needs an array of uint32, got {key_bits_array!r}")
-    return random_wrap(key_bits_array, generator.kind.ident)
+    return new(random_wrap(key_bits_array, generator.kind.ident))
 
 
 def key_impl(keys: Any) -> Any:
@@ -170,7 +171,7 @@ def clone(key: Any) -> Array:
     >>> bool((spmd.random.key_data(spmd.random.clone(k)) == spmd.random.key_data(k)).all())
     True
     """
-    return lax.copy(key)
+    return _like(key, _markers.clone(typed(key, "clone")))
 
 
 # ---- key arguments of functions ----------------------------------------------------------------
@@ -221,15 +222,20 @@ def single(keys: Any, name: str, uses: bool = True) -> Any:
             f"{name} accepts a single key, but was given a key array of shape {shape}; "
             "use vmap to draw with each of them"
         )
-    if uses and config.debug_key_reuse and found is keys:
-        use_key(found, f"random.{name}")
+    if config.debug_key_reuse:
+        return _markers.draw(found, f"random.{name}", uses)
     return found
+
+
+def new(keys: Any) -> Any:
+    """Keys that a function returns, which may be used once."""
+    return _markers.clone(keys) if config.debug_key_reuse else keys
 
 
 def _like(keys: Any, result: Any) -> Any:
     """Keys in the form in which the user gave his."""
     is_typed = dtypes.is_key(typeof(plain(keys)).dtype) or config.enable_custom_prng
-    return result if is_typed else random_unwrap(result)
+    return new(result) if is_typed else random_unwrap(result)
 
 
 def _is_fast(key: Any) -> bool:

@@ -33,6 +33,7 @@ from spmd.base.errors import (
     ShardingError,
 )
 from spmd.base.key_dtypes import visible
+from spmd.base.lazy_import import Deferred
 from spmd.base.record import record
 from spmd.base.source import current_source, is_ours
 from spmd.core.aval import HasAval, ShapedArray, register_array_type, typeof
@@ -75,6 +76,8 @@ if TYPE_CHECKING:
     from spmd.sharding.array_methods import ArrayMethods
 else:
     ArrayMethods = HasAval
+
+_key_uses: Any = Deferred("spmd.lax.keys.consumption")
 
 
 class Array(ArrayMethods):
@@ -133,6 +136,11 @@ class Array(ArrayMethods):
         return self._sharding is not None
 
     _committed = committed
+
+    @property
+    def _consumed(self) -> Any:
+        """Which of these typed keys were used, as `debug_key_reuse` noted."""
+        return _key_uses.consumed(self)
 
     @property
     def is_fully_addressable(self) -> bool:

@@ -14,6 +14,7 @@ import spmd
 from spmd import custom_batching, custom_derivatives, nn
 from spmd.ad_checkpoint import checkpoint_name
 from spmd.core.trace import Tracer
+from spmd.lax.keys import markers
 from spmd.lax.keys.threefry import threefry2x32
 from tests.lax.records import WIDE_FLOAT, between, record, some
 
@@ -130,6 +131,19 @@ def _seen(x: Any) -> Any:
 def _printed(lax: Any, x: Any) -> Any:
     spmd.debug.callback(_seen, x)
     return x * 2
+
+
+MARKS = {
+    "random_draw": lambda key: markers.draw(key, "a test"),
+    "random_clone": markers.clone,
+    "consume": markers.consume,
+    "assert_consumed_value": lambda key: markers.assert_unconsumed(key) or key,
+}
+
+
+def _marked(mark):
+    """The words of a key that went through a marker, which changes nothing."""
+    return lambda lax, words: spmd.random.key_data(mark(spmd.random.wrap_key_data(words)))
 
 
 def _key(lax: Any, data: Any) -> Any:
@@ -314,6 +328,16 @@ RECORDS = [
     *(
         record(name, _key, between(0, 2**31, 2, dtype=UINT), dtypes=[UINT], reference=np.array)
         for name in ("random_wrap", "random_unwrap")
+    ),
+    *(
+        record(
+            name,
+            _marked(mark),
+            between(0, 2**31, 2, dtype=UINT),
+            dtypes=[UINT],
+            reference=np.array,
+        )
+        for name, mark in MARKS.items()
     ),
     record(
         "rng_bit_generator",

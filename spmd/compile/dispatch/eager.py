@@ -30,6 +30,7 @@ from spmd.compile.lazy import (
     eager_kernels,
     elementwise,
     executable,
+    key_uses,
     mesh_executable,
     mesh_fast_call,
     redistribute,
@@ -525,10 +526,11 @@ def _evaluate_and_look(prim: Primitive, operands: Sequence[Any], params: dict[st
 
 def _follow_settings(_: Any) -> None:
     looks = config.debug_nans or config.debug_infs
-    set_eager(_evaluate_and_look if looks else evaluate)
+    found = _evaluate_and_look if looks else evaluate
+    set_eager(key_uses.looking(found) if config.debug_key_reuse else found)
 
 
-for _name in ("debug_nans", "debug_infs"):
+for _name in ("debug_nans", "debug_infs", "debug_key_reuse"):
     config.on_update(_name, _follow_settings)
 _follow_settings(None)
 hook.specialise = specialise_map

@@ -27,7 +27,7 @@ from spmd.base.record import field, record
 from spmd.base.source import current_source
 from spmd.base.traceback_filter import simplify
 from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, tell_of_move
-from spmd.base.tree import TreeDef, tree_flatten
+from spmd.base.tree import TreeDef, tree_flatten, tree_leaves
 from spmd.base.util import (
     MISS,
     WeakCache,
@@ -40,12 +40,11 @@ from spmd.base.util import (
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.dispatch.stages import Lowered, Traced, check_compiler_options, used_donations
 from spmd.compile.executable.nan_check import check_nans, kept_operands
-from spmd.compile.lazy import compiler, fast_call, mesh_fast_call, select, stateful
+from spmd.compile.lazy import compiler, fast_call, key_uses, mesh_fast_call, select, stateful
 from spmd.core.argument_names import spread_over_arguments
 from spmd.core.aval import ShapedArray, ShapeDtypeStruct, is_arraylike, typeof
 from spmd.core.call import jit_p
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.key_reuse import use_inputs
 from spmd.core.mutable.cells import Cell, TouchedCells
 from spmd.core.rewrite import dce, drop_inputs, eval_closed, hoist_tracers, prune_consts
 from spmd.core.stage import Debug, trace_to_jaxpr
@@ -251,8 +250,6 @@ class JitFunction:
         split, avals = self._read(args, kwargs)
         if state.trace is not EVAL or any(isinstance(x, Tracer) for x in split.leaves):
             closed, out_tree, hoisted = self._traced(split, avals, args, kwargs)
-            if config.debug_key_reuse:
-                use_inputs(closed, [*hoisted, *split.leaves], self._signature.what)
             return self._bind(closed, out_tree, hoisted, split.leaves)
         if self._pinned is not None and state.mesh is not None:
             raise ShardingError(
@@ -269,6 +266,11 @@ class JitFunction:
             self._guard_transfers(split, args, kwargs)
         key = self._key(split, avals)
         entry = self._entries.get(key)
+        if config.debug_key_reuse and key_uses.is_looking():
+            entry = entry or self._new_entry(key, split, avals, args, kwargs)
+            call = partial(self._call_pure, args, kwargs)
+            what = self._signature.what
+            return key_uses.checked_call(entry.closed, split.leaves, what, call, tree_leaves)
         if not self._keep_unused and strays(split.leaves):
             entry = entry or self._new_entry(key, split, avals, args, kwargs)
             out = self._call_without_unused(entry, split, args, kwargs)
@@ -280,8 +282,6 @@ class JitFunction:
             with collector_paused():  # for all that is made now at once
                 entry = entry or self._new_entry(key, split, avals, args, kwargs)
                 executable = self._compile(entry, layouts, device)
-        if config.debug_key_reuse:
-            use_inputs(entry.closed, split.leaves, self._signature.what)
         names = partial(self._signature.leaf_names, args, kwargs)
         if True in executable.donated:
             jaxpr = entry.closed.jaxpr
