@@ -7,6 +7,7 @@ from spmd.api.settings import (
     default_prng_impl,
     enable_custom_prng,
     legacy_prng_key,
+    make_user_context,
     no_tracing,
     threefry_partitionable,
     transfer_guard,

@@ -55,4 +55,16 @@ def initialize(
     return _world.initialize(rank, count)
 
 
+def shutdown() -> None:
+    """Wait until every process of the job has made this call; nothing if none has been joined.
+
+    **Every process must make the call.** MPI ends with the process, so that this one stays in its
+    job: it may go on to compute.
+
+    >>> spmd.distributed.shutdown()
+    """
+    if is_initialized():
+        _world.world().barrier()
+
+
 process_count, process_index = _world.process_count, _world.process_index

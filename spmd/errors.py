@@ -21,6 +21,7 @@ from spmd.base.errors import (
     IndexingError,
     IntegerRangeError,
     InternalError,
+    JaxprTypeError,
     KeyReuseError,
     LaunchError,
     MissingRuleError,

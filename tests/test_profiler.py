@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -130,3 +131,44 @@ def test_names_of_functions(tmp_path: Path):
         assert shuffled(3) == [0]
         assert spmd.profiler.annotate_function(abs)(-2) == 2
     assert kept(tmp_path) == [("annotation", "shuffle")] * 3 + [("annotation", "abs")]
+
+
+def test_profile_of_memory_counts_the_arrays_that_are_alive(tmp_path: Path):
+    kept = [spmd.numpy.zeros((3, 1117), np.float32) + k for k in range(2)]
+    spmd.profiler.save_device_memory_profile(tmp_path / "memory.prof")
+    profile = gzip.decompress((tmp_path / "memory.prof").read_bytes())
+    fields = list(messages(profile))
+    texts = [value.decode() for number, value in fields if number == 6]
+    assert texts[:5] == ["", "allocations", "count", "space", "bytes"]
+    samples = [dict(messages(value)) for number, value in fields if number == 2]
+    functions = dict(numbers(value) for number, value in fields if number == 5)
+    named = {tuple(texts[functions[k]] for k in s[1]): varints(s[2]) for s in samples}
+    assert named["f32[3,1117]", "cpu:0"] == [2, 2 * 3 * 1117 * 4]
+    del kept
+
+
+def messages(data: bytes):
+    """Number and value of the fields of a protocol buffer, a varint or bytes each."""
+    while data:
+        tag, data = varint(data)
+        value, data = varint(data)
+        if tag & 7 == 2:
+            value, data = data[:value], data[value:]
+        yield tag >> 3, value
+
+
+def numbers(data: bytes) -> list[int]:
+    return [value for _, value in messages(data)]
+
+
+def varint(data: bytes) -> tuple[int, bytes]:
+    length = next(k for k, byte in enumerate(data) if byte < 128) + 1
+    return sum((b & 127) << 7 * k for k, b in enumerate(data[:length])), data[length:]
+
+
+def varints(data: bytes) -> list[int]:
+    out = []
+    while data:
+        value, data = varint(data)
+        out.append(value)
+    return out

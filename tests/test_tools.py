@@ -111,7 +111,7 @@ def test_a_missing_name_is_counted(coverage):
     tool, _ = coverage
     nothing = tool.Exclusions({}, {}, {})
     row = tool.measure("lax", nothing)
-    assert row.names < 100 and "after_all" in row.missing and "sin" in row.present
+    assert row.names < 100 and "psend" in row.missing and "sin" in row.present
     with_reasons = tool.report([row], nothing, show_missing=True)
     assert "missing: lax.after_all" in with_reasons
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -126,6 +126,46 @@ def legacy_prng_key(new_val: str) -> AbstractContextManager[None]:
     spmd.errors.ArgumentError: ...
     """
     return config.override("legacy_prng_key", new_val)
+
+
+class UserContext:
+    """A value that traced functions may read: `context(value)` sets it for a `with` block."""
+
+    def __init__(self, default_value: Hashable = None):
+        self.value = default_value
+        config.set_context(self, default_value)
+
+    @contextmanager
+    def __call__(self, new_val: Hashable) -> Iterator[None]:
+        """Set the value for the length of a `with` block."""
+        before = self.value
+        self._set(new_val)
+        try:
+            yield
+        finally:
+            self._set(before)
+
+    def _set(self, value: Hashable) -> None:
+        self.value = value
+        config.set_context(self, value)
+
+
+def make_user_context(default_value: Hashable = None) -> UserContext:
+    """Make a context whose value jitted functions may depend on.
+
+    Its value is `default_value` at first. `context(value)` sets it for the length of a `with`
+    block, and `context.value` reads it. A function is traced anew under another value of it, and
+    not again under one it has seen.
+
+    >>> scale = spmd.make_user_context(2)
+    >>> f = spmd.jit(lambda x: x * scale.value)
+    >>> with scale(5):
+    ...     print(f(10))
+    50
+    >>> print(f(10))
+    20
+    """
+    return UserContext(default_value)
 
 
 _GUARD = """Allow, log or disallow {what}, for the length of a `with` block.

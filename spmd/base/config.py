@@ -8,7 +8,7 @@ at import. `docs/env_vars.md` is generated from `SETTINGS`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -370,6 +370,7 @@ class Config:
         self.__dict__["_listeners"] = listeners
         self.__dict__["_known"] = {s.name: s for s in SETTINGS}
         self.__dict__["_options"] = dict(OPTIONS)
+        self.__dict__["_contexts"] = {}
         for s in SETTINGS:
             text = environ.get(s.env)
             try:
@@ -382,7 +383,13 @@ class Config:
     def _note_tracing(self) -> None:
         """The values that traced programs depend on: part of the key they are kept under."""
         values = (self.enable_x64, *(getattr(self, name) for name in TRACING_SETTINGS))
-        self.__dict__["tracing"] = values
+        self.__dict__["tracing"] = (*values, *self._contexts.values())
+
+    def set_context(self, context: Hashable, value: Hashable) -> None:
+        """Note the value of a context of the user's that traced programs depend on."""
+        self._contexts[context] = value
+        self._note_tracing()
+        self.notify_program_update()
 
     def _setting(self, name: str, use: str) -> Setting:
         """The setting of a name, ours or JAX's; an error that names the nearest if there is none.

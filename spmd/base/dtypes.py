@@ -44,8 +44,8 @@ def _small(names: str) -> tuple[np.dtype, ...]:
 
 
 # Small dtypes are for storage. Operations compute in a wider dtype and round the result.
-SMALL_SIGNED = _small("int2 int4")
-SMALL_UNSIGNED = _small("uint2 uint4")
+SMALL_SIGNED = _small("int1 int2 int4")
+SMALL_UNSIGNED = _small("uint1 uint2 uint4")
 SMALL_FLOATING = _small(
     "float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
     "float8_e5m2fnuz float8_e8m0fnu float6_e2m3fn float6_e3m2fn float4_e2m1fn"
@@ -120,7 +120,7 @@ def _canonical(dtype: Any, x64: bool) -> np.dtype:
     if d not in _KNOWN and not is_key(d):
         raise DtypeError(
             f"dtype {d} is not supported; use bool, (u)int8-64, bfloat16, float16-64, "
-            "complex64/128, or for storage (u)int2, (u)int4, float8_e4m3fn, ..."
+            "complex64/128, or for storage (u)int1, (u)int2, (u)int4, float8_e4m3fn, ..."
         )
     return d if x64 else _NARROW.get(d, d)
 

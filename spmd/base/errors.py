@@ -256,6 +256,10 @@ class InternalError(SpmdError, AssertionError):
     located = False
 
 
+class JaxprTypeError(InternalError, TypeError):
+    """An equation of a jaxpr breaks the rules for jaxprs."""
+
+
 class UnfilteredStackTrace(Exception):
     """The cause of an exception without spmd's frames: it has the whole traceback."""
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.base.errors import InternalError
+from spmd.base.errors import JaxprTypeError
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, subjaxprs
 
 
 def check_jaxpr(closed: ClosedJaxpr | Jaxpr, after: str = "") -> None:
-    """Raise an InternalError that names the first equation breaking the law."""
+    """Raise a JaxprTypeError that names the first equation breaking the law."""
     jaxpr = closed.jaxpr if isinstance(closed, ClosedJaxpr) else closed
     where = f" after {after}" if after else ""
     defined: set[Var] = set()
@@ -36,37 +36,37 @@ def check_jaxpr(closed: ClosedJaxpr | Jaxpr, after: str = "") -> None:
 def _define(variables: Sequence[Var], defined: set[Var], where: str) -> None:
     for var in variables:
         if var in defined:
-            raise InternalError(f"jaxpr: a variable is defined twice: {where}")
+            raise JaxprTypeError(f"jaxpr: a variable is defined twice: {where}")
         defined.add(var)
 
 
 def _check_read(atom: Atom, defined: set[Var], where: str) -> None:
     if isinstance(atom, Literal):
         if atom.aval.shape:
-            raise InternalError(f"jaxpr: a literal must be a scalar: {where}")
+            raise JaxprTypeError(f"jaxpr: a literal must be a scalar: {where}")
     elif atom not in defined:
-        raise InternalError(f"jaxpr: {atom} is read before it is defined: {where}")
+        raise JaxprTypeError(f"jaxpr: {atom} is read before it is defined: {where}")
 
 
 def check_operands(wanted: Sequence[ShapedArray], given: Sequence[ShapedArray], where: str) -> None:
-    """Raise an InternalError if a nested jaxpr is not given the inputs that it takes."""
+    """Raise a JaxprTypeError if a nested jaxpr is not given the inputs that it takes."""
     if len(wanted) != len(given):
-        raise InternalError(f"jaxpr: {len(given)} operands for {len(wanted)} inputs: {where}")
+        raise JaxprTypeError(f"jaxpr: {len(given)} operands for {len(wanted)} inputs: {where}")
     for k, (want, have) in enumerate(zip(wanted, given, strict=True)):
         if not _agree(want, have):
-            raise InternalError(f"jaxpr: operand {k} is {have}, the input is {want}: {where}")
+            raise JaxprTypeError(f"jaxpr: operand {k} is {have}, the input is {want}: {where}")
 
 
 def _check_types(eqn: Eqn, where: str) -> None:
     found: Any = eqn.prim.abstract(*[v.aval for v in eqn.invars], **eqn.params)
     outs = list(found) if eqn.prim.multiple else [found]
     if len(outs) != len(eqn.outvars):
-        raise InternalError(
+        raise JaxprTypeError(
             f"jaxpr: {len(eqn.outvars)} results written, the rule gives {len(outs)}: {where}"
         )
     for var, aval in zip(eqn.outvars, outs, strict=True):
         if not _agree(var.aval, aval):
-            raise InternalError(f"jaxpr: {var.aval} written, the rule gives {aval}: {where}")
+            raise JaxprTypeError(f"jaxpr: {var.aval} written, the rule gives {aval}: {where}")
 
 
 def _agree(a: ShapedArray, b: ShapedArray) -> bool:

@@ -15,12 +15,26 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import spmd.nn as nn
 import spmd.numpy as snp
 import spmd.random as random
 from spmd import lax
 from spmd.base.errors import ArgumentError
+from spmd.nn import (
+    elu,
+    gelu,
+    leaky_relu,
+    log_softmax,
+    relu,
+    selu,
+    sigmoid,
+    softmax,
+    softplus,
+    standardize,
+)
 from spmd.nn.initializers import glorot_normal, normal, ones, zeros
+
+# JAX's names of these here.
+glorot, randn, logsoftmax = glorot_normal, normal, log_softmax
 
 Layer = tuple[Callable[..., Any], Callable[..., Any]]
 
@@ -166,7 +180,7 @@ def BatchNorm(
     def apply_fun(params: Any, x: Any, **kwargs: Any) -> Any:
         beta, gamma = params
         spread = tuple(None if k in over else slice(None) for k in range(snp.ndim(x)))
-        z = nn.standardize(x, over, epsilon=epsilon)
+        z = standardize(x, over, epsilon=epsilon)
         z = gamma[spread] * z if scale else z
         return z + beta[spread] if center else z
 
@@ -182,16 +196,16 @@ def elementwise(fun: Callable[..., Any], **fun_kwargs: Any) -> Layer:
 
 
 Tanh = elementwise(snp.tanh)
-Relu = elementwise(nn.relu)
+Relu = elementwise(relu)
 Exp = elementwise(snp.exp)
-LogSoftmax = elementwise(nn.log_softmax, axis=-1)
-Softmax = elementwise(nn.softmax, axis=-1)
-Softplus = elementwise(nn.softplus)
-Sigmoid = elementwise(nn.sigmoid)
-Elu = elementwise(nn.elu)
-LeakyRelu = elementwise(nn.leaky_relu)
-Selu = elementwise(nn.selu)
-Gelu = elementwise(nn.gelu)
+LogSoftmax = elementwise(log_softmax, axis=-1)
+Softmax = elementwise(softmax, axis=-1)
+Softplus = elementwise(softplus)
+Sigmoid = elementwise(sigmoid)
+Elu = elementwise(elu)
+LeakyRelu = elementwise(leaky_relu)
+Selu = elementwise(selu)
+Gelu = elementwise(gelu)
 Identity = elementwise(lambda x: x)
 
 

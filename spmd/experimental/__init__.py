@@ -9,8 +9,8 @@ from spmd.lax.callback import io_callback
 __all__ = ["io_callback"]
 
 _MODULES = (
-    "checkify", "compute_on", "custom_partitioning", "jet", "layout", "mesh_utils",
-    "multihost_utils", "ode", "pjit", "random", "shard_alike", "shard_map", "sparse",
+    "checkify", "compilation_cache", "compute_on", "custom_partitioning", "jet", "layout",
+    "mesh_utils", "multihost_utils", "ode", "pjit", "random", "shard_alike", "shard_map", "sparse",
     "xla_metadata",
 )  # fmt: skip
 __getattr__, __dir__ = _attach(__name__, _MODULES)

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F401
 
+from spmd.lax.callback import after_all, create_token, dce_sink, shape_as_value, stage
 from spmd.lax.control_platform import composite, platform_dependent
 from spmd.lax.control_solve import custom_linear_solve, custom_root, linear_solve_p
 from spmd.lax.conv_derived import (
@@ -12,8 +13,16 @@ from spmd.lax.conv_derived import (
     conv_transpose,
     conv_transpose_shape_tuple,
 )
+from spmd.lax.conv_dims import ConvGeneralDilatedDimensionNumbers
+from spmd.lax.dot import DotDimensionNumbers
 from spmd.lax.keys.rng import RandomAlgorithm, rng_bit_generator, rng_bit_generator_p, rng_uniform
-from spmd.lax.precision import AccuracyMode, DotAlgorithm, DotAlgorithmPreset, Tolerance
+from spmd.lax.precision import (
+    AccuracyMode,
+    DotAlgorithm,
+    DotAlgorithmPreset,
+    PrecisionLike,
+    Tolerance,
+)
 from spmd.lax.ragged import (
     RaggedDotDimensionNumbers,
     ragged_dot,

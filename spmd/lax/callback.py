@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from spmd.base.context import attributed_to, current_trace
-from spmd.base.dtypes import canonical
+from spmd.base.dtypes import bool_, canonical
 from spmd.base.errors import (
     ArgumentError,
     DtypeError,
@@ -27,13 +27,15 @@ from spmd.base.errors import (
 )
 from spmd.base.record import record
 from spmd.base.source import current_source
-from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
+from spmd.base.tree import TreeDef, tree_flatten, tree_leaves, tree_unflatten
 from spmd.base.util import api_boundary, function_name
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.axis import manual_axes, replace_axes
 from spmd.core.primitive import Primitive, Refused
+from spmd.core.remat import optimization_barrier
 from spmd.core.structural import broadcast_leading, to_front
 from spmd.core.trace import EVAL, unchanged
+from spmd.lax.array import full
 
 # ---- where a callback runs ---------------------------------------------------------------------
 
@@ -520,3 +522,74 @@ def effects_barrier() -> None:
     >>> spmd.effects_barrier()
     """
     sys.stdout.flush()
+
+
+# ---- tokens ------------------------------------------------------------------------------------
+
+# A token says by data alone what runs before what. It is an array without elements, as in XLA's
+# runtime, and operations on it are barriers: no pass removes one or moves work across it.
+
+
+def create_token(_: Any = None) -> Any:
+    """Make a token that waits for nothing: a bool array of shape (0,). An argument is ignored.
+
+    >>> lax.create_token().shape
+    (0,)
+    """
+    return optimization_barrier(full((0,), False, bool_))
+
+
+def after_all(*operands: Any) -> Any:
+    """Make one token of several, a bool array of shape (0,): it is there when all `operands` are.
+
+    Raises `ArgumentError` for an operand that is no token.
+
+    >>> lax.after_all(lax.create_token(), lax.create_token()).shape
+    (0,)
+    """
+    for k, token in enumerate(operands):
+        aval = typeof(token)
+        if aval.shape != (0,) or aval.dtype != bool_:
+            raise ArgumentError(
+                f"after_all: operand {k} is {aval}, and no token; create_token() makes one, and "
+                "optimization_barrier orders a value and a token"
+            )
+    return optimization_barrier(list(operands))[0] if operands else create_token()
+
+
+def dce_sink(val: Any, *, prevent_mlir_dce: bool = False) -> None:
+    """Keep what computes the arrays of the pytree `val`, though nothing reads them.
+
+    They have any shapes and dtypes. Compiled code computes them, with or without
+    `prevent_mlir_dce`.
+
+    >>> spmd.make_jaxpr(lambda x: lax.dce_sink(x + 1.0))(2.0).eqns[0].primitive
+    add
+    """
+    for leaf in tree_leaves(val):
+        debug_callback(_read, leaf)
+
+
+def _read(_: Any) -> None:
+    """Nothing: the call is what keeps its operand."""
+
+
+def shape_as_value(shape: Any) -> Any:
+    """Return the sizes of `shape` as an array of integers.
+
+    >>> lax.shape_as_value((2, 3))
+    Array([2, 3], dtype=int32)
+    """
+    wide = any(size > np.iinfo(np.int32).max for size in shape)
+    return optimization_barrier(np.asarray(shape, np.int64 if wide else np.int32))
+
+
+def stage(x: Any, /) -> Any:
+    """Return `x`, a number or an array of NumPy's too, as a value of what is being traced.
+
+    Its shape and dtype stay.
+
+    >>> lax.stage(np.arange(2))
+    Array([0, 1], dtype=int32)
+    """
+    return optimization_barrier(x)

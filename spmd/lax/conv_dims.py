@@ -34,6 +34,8 @@ class ConvDimensionNumbers(NamedTuple):
     out_spec: tuple[int, ...]
 
 
+ConvGeneralDilatedDimensionNumbers: TypeAlias = tuple[str, str, str] | ConvDimensionNumbers | None
+
 # ---- dimension numbers -------------------------------------------------------------------------
 
 

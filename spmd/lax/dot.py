@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,12 @@ from spmd.lax.precision import precision_of
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
+
+
+# What users write for `DimensionNumbers`, for annotations.
+DotDimensionNumbers: TypeAlias = tuple[
+    tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]
+]
 
 
 class DimensionNumbers(NamedTuple):

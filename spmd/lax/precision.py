@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError, RefusedError
@@ -74,6 +74,18 @@ class DotAlgorithm(NamedTuple):
     rhs_component_count: int = 1
     num_primitive_operations: int = 1
     allow_imprecise_accumulation: bool = False
+
+
+# What products take as `precision`, for annotations.
+PrecisionLike: TypeAlias = (
+    str
+    | Precision
+    | tuple[str, str]
+    | tuple[Precision, Precision]
+    | DotAlgorithm
+    | DotAlgorithmPreset
+    | None
+)
 
 
 class AccuracyMode(enum.Enum):

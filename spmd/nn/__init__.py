@@ -42,6 +42,7 @@ from spmd.nn.functions import (
     softmax,
     standardize,
 )
+from spmd.nn.scaled import get_scaled_dot_general_config, scaled_dot_general
 from spmd.numpy.ufuncs import tanh
 
 if not _typing.TYPE_CHECKING:  # which knows what is missing by itself

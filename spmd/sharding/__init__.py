@@ -4,7 +4,7 @@ import typing as _typing
 
 from spmd.base.lazy_import import without as _without
 from spmd.core.aval import ManualAxisType
-from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
+from spmd.sharding.abstract_mesh import AbstractDevice, AbstractMesh, AxisType
 from spmd.sharding.constraint import shard_alike
 from spmd.sharding.explicit_layouts import auto_axes, explicit_axes, reshard
 from spmd.sharding.mesh_scope import get_abstract_mesh, get_mesh, set_mesh, use_abstract_mesh
@@ -19,6 +19,7 @@ from spmd.sharding.shard_map import Infer
 from spmd.sharding.spec import Mesh, PartitionSpec, make_mesh
 
 __all__ = [
+    "AbstractDevice",
     "AbstractMesh",
     "AxisType",
     "Infer",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import weakref
 from collections import OrderedDict
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spmd.base.errors import ArgumentError, FrozenError, ShardingError
+from spmd.base.record import record
 
 
 class AxisType(enum.Enum):
@@ -154,12 +156,32 @@ def _of_devices(name: str) -> Any:
     return property(read)
 
 
+@record
+class AbstractDevice:
+    """The kind of a mesh's devices, where the mesh itself has none.
+
+    >>> spmd.sharding.AbstractDevice(device_kind="cpu", num_cores=None, platform="cpu")
+    AbstractDevice(device_kind=cpu, num_cores=None, platform=cpu)
+    """
+
+    device_kind: str
+    num_cores: int | None
+    platform: str
+
+    def __repr__(self) -> str:
+        return (
+            f"AbstractDevice(device_kind={self.device_kind}, num_cores={self.num_cores}, "
+            f"platform={self.platform})"
+        )
+
+
 class AbstractMesh(NamedAxes):
     """The axes of a mesh, without devices.
 
     `axis_sizes` holds an int for each of `axis_names`, and `axis_types` an `AxisType` for each, by
-    default `Auto`. A `NamedSharding` of it gives the shapes of shards, and places no data. Raises
-    `ShardingError` if the numbers of sizes, names and types differ or a name occurs twice.
+    default `Auto`. `abstract_device` says of what kind its devices would be. A
+    `NamedSharding` of it gives the shapes of shards, and places no data. Raises `ShardingError` if
+    the numbers of sizes, names and types differ or a name occurs twice.
 
     >>> mesh = spmd.sharding.AbstractMesh((2, 4), ("x", "y"))
     >>> mesh, mesh.size
@@ -168,13 +190,21 @@ class AbstractMesh(NamedAxes):
     (2, 3)
     """
 
-    __slots__ = ("__weakref__", "_sizes", "axis_names", "axis_types")
+    __slots__ = ("__weakref__", "_sizes", "abstract_device", "axis_names", "axis_types")
 
+    abstract_device: AbstractDevice | None
     axis_names: tuple[Any, ...]
     axis_types: tuple[AxisType, ...]
     _sizes: tuple[int, ...]
 
-    def __new__(cls, axis_sizes: Any, axis_names: Any, axis_types: Any = None) -> AbstractMesh:
+    def __new__(
+        cls,
+        axis_sizes: Any,
+        axis_names: Any,
+        axis_types: Any = None,
+        *,
+        abstract_device: AbstractDevice | None = None,
+    ) -> AbstractMesh:
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
         sizes = tuple(int(s) for s in axis_sizes)
         if len(sizes) != len(names):
@@ -184,11 +214,12 @@ class AbstractMesh(NamedAxes):
             )
         if len(set(names)) != len(names):
             raise ShardingError(f"AbstractMesh: axis names {names} must be different")
-        key = sizes, names, types_of_axes("AbstractMesh", names, axis_types)
+        key = sizes, names, types_of_axes("AbstractMesh", names, axis_types), abstract_device
         made = _abstract_meshes.get(key)
         if made is None:
             made = object.__new__(cls)
-            for field, value in zip(("_sizes", "axis_names", "axis_types"), key, strict=True):
+            fields = "_sizes", "axis_names", "axis_types", "abstract_device"
+            for field, value in zip(fields, key, strict=True):
                 object.__setattr__(made, field, value)
             _abstract_meshes[key] = made
         return made
@@ -229,6 +260,7 @@ class AbstractMesh(NamedAxes):
             self._sizes if axis_sizes is None else axis_sizes,
             self.axis_names if axis_names is None else axis_names,
             self.axis_types if axis_types is None else axis_types,
+            abstract_device=self.abstract_device,
         )
 
     def update_axis_types(self, name_to_type: dict[Any, AxisType]) -> AbstractMesh:
@@ -253,7 +285,8 @@ class AbstractMesh(NamedAxes):
         return hash((self._sizes, self.axis_names, self.axis_types))
 
     def __reduce__(self) -> Any:
-        return AbstractMesh, (self._sizes, self.axis_names, self.axis_types)
+        make = functools.partial(AbstractMesh, abstract_device=self.abstract_device)
+        return make, (self._sizes, self.axis_names, self.axis_types)
 
     def __repr__(self) -> str:
         return self._shown()

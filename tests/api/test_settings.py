@@ -181,3 +181,21 @@ def test_live_arrays_are_those_that_are_not_freed():
     assert not any(id(piece) in ids for piece in sharded.shards)
     x.delete()
     assert id(x) not in {id(a) for a in spmd.live_arrays()}
+
+
+def test_a_user_context_is_part_of_what_a_program_is_compiled_for():
+    traced = []
+    context = spmd.make_user_context(default_value=1)
+
+    @spmd.jit
+    def f(x):
+        traced.append(context.value)
+        return x * context.value
+
+    assert [int(f(3)) for _ in range(4)] == [3] * 4  # the last ones by the fast call
+    with context(2):
+        assert [int(f(3)) for _ in range(4)] == [6] * 4
+        with context(5):
+            assert int(f(3)) == 15
+    assert int(f(3)) == 3
+    assert traced == [1, 2, 5]

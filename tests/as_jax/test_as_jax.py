@@ -405,3 +405,42 @@ def test_tracebacks_begin_at_the_program(words, tmp_path):
     lines = done.stderr.splitlines()
     assert lines[0].startswith("Traceback") and "failing.py" in lines[1], done.stderr
     assert lines[-1] == "KeyError: 1"
+
+
+def test_names_of_core_and_of_its_neighbours(tmp_path):
+    program = """
+        import warnings
+        import jax, jax.numpy as jnp
+        import jax.experimental.compilation_cache.compilation_cache as cache
+        from jax.api_util import donation_vector, rebase_donate_argnums
+        from jax.core import eval_context, max_dim, min_dim
+        from jax.example_libraries import stax
+        from jax.extend import core
+
+        assert (max_dim(2, 5), min_dim(2, 5)) == (5, 2)
+        tree = jax.tree.structure((([1, 2], 3), {"k": 4}))
+        assert donation_vector((0,), ("k",), tree) == (True, True, False, True)
+        assert rebase_donate_argnums((3, 4), (0, 1)) == (1, 2)
+
+        seen = []
+        def f(x):
+            seen.append(core.unsafe_am_i_under_a_jit_DO_NOT_USE())
+            seen.append(core.unsafe_am_i_under_a_vmap_DO_NOT_USE())
+            seen.append(core.unsafe_get_axis_names_DO_NOT_USE())
+            with eval_context():
+                seen.append(float(jnp.sin(0.0)))
+            return x
+        jax.jit(jax.vmap(f, axis_name="i"))(jnp.ones(2))
+        f(1.0)
+        assert seen == [True, True, ["i"], 0.0, False, False, [], 0.0], seen
+        assert issubclass(jax.errors.JaxprTypeError, TypeError)
+        assert core.primal_dtype_to_tangent_dtype(jnp.int32) == jax.dtypes.float0
+        assert stax.logsoftmax is jax.nn.log_softmax
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert jax.host_count() == 1 and jax.host_id() == 0 and jax.host_ids() == [0]
+        assert len(told) == 3
+        cache.set_cache_dir(str(cache.config.cache_dir))
+        jax.distributed.shutdown()
+    """
+    run(program, folder=tmp_path)

@@ -408,3 +408,39 @@ def test_an_exception_arrives_with_the_users_line(call):
         assert "test_callback.py" in note
     assert "(i=2)" in note
     spmd.jit(f)(snp.float32(0))  # the program is whole
+
+
+def test_a_token_waits_for_others_and_orders_values():
+    def f(x):
+        y, token = lax.optimization_barrier((x + 1, lax.create_token()))
+        both = lax.after_all(token, lax.create_token(), lax.after_all())
+        return lax.optimization_barrier((y, both))[0] * 2
+
+    assert float(spmd.jit(f)(2.0)) == 6
+    assert float(spmd.grad(f)(2.0)) == 2
+    names = [eqn.primitive.name for eqn in spmd.make_jaxpr(f)(2.0).eqns]
+    assert names.count("optimization_barrier") == 6  # none joins another
+
+
+def test_a_value_is_no_token():
+    with pytest.raises(ArgumentError, match=r"after_all: operand 1 is float32\[2\], and no token"):
+        lax.after_all(lax.create_token(), np.ones(2, np.float32))
+
+
+def test_what_a_sink_takes_is_computed():
+    def f(x):
+        lax.dce_sink({"a": spmd.numpy.sin(x)})
+        return x * 2
+
+    assert float(spmd.jit(f)(1.0)) == 2
+    assert float(spmd.grad(f)(1.0)) == 2
+    assert spmd.vmap(f)(np.arange(3.0)).tolist() == [0, 2, 4]
+    shown = spmd.debug.show(f)(np.float32(1.0))
+    assert "kernel sin+mul" in str(shown)
+
+
+def test_shapes_and_numbers_become_values():
+    assert lax.shape_as_value(()).shape == (0,)
+    assert lax.shape_as_value((4, 5)).tolist() == [4, 5]
+    assert isinstance(spmd.jit(lambda: lax.stage(2.5))(), spmd.Array)
+    assert lax.stage(2.5).weak_type

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools as _functools
+import warnings as _warnings
 from collections.abc import Callable as _Callable
 from collections.abc import Iterator as _Iterator
 from collections.abc import Sequence as _Sequence
@@ -48,6 +49,26 @@ def make_jaxpr(
     jaxpr for a pytree, whose structure must not depend on whether a value is traced.
     """
     return _jaxpr_maker(fun, static_argnums, axis_env, return_shape, keeps_arrays=True)
+
+
+def host_count(backend: _Any = None) -> int:
+    """`jax.process_count` by its older name."""
+    return _renamed("host_count", "process_count")
+
+
+def host_id(backend: _Any = None) -> int:
+    """`jax.process_index` by its older name."""
+    return _renamed("host_id", "process_index")
+
+
+def host_ids(backend: _Any = None) -> list[int]:
+    """`jax.process_indices` by its older name."""
+    return _renamed("host_ids", "process_indices")
+
+
+def _renamed(old: str, new: str) -> _Any:
+    _warnings.warn(f"jax.{old} has been renamed to jax.{new}", stacklevel=3)
+    return getattr(_spmd, new)()
 
 
 __version__ = _API_LEVEL

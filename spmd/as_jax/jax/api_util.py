@@ -20,9 +20,11 @@ from spmd.core.aval import typeof
 __all__ = [
     "argnums_partial",
     "debug_info",
+    "donation_vector",
     "flatten_axes",
     "flatten_fun",
     "flatten_fun_nokwargs",
+    "rebase_donate_argnums",
     "safe_map",
     "shaped_abstractify",
 ]
@@ -113,6 +115,36 @@ def flatten_axes(
     return broadcast_prefix(
         axis_tree, tree_unflatten(treedef, [0] * treedef.num_leaves), name, lambda x: x is None
     )
+
+
+def donation_vector(
+    donate_argnums: Any, donate_argnames: Any, in_tree: TreeDef, kws: bool = True
+) -> tuple[bool, ...]:
+    """Whether each leaf of `(args, kwargs)` is donated; without `kws`, of the arguments alone."""
+    args, kwargs = in_tree.children() if kws else (in_tree, None)
+    out: list[bool] = []
+    for k, arg in enumerate(args.children()):
+        out += [k in donate_argnums] * arg.num_leaves
+    if kwargs is not None:
+        _, names = kwargs.node_data() or (dict, ())
+        for name, value in zip(names, kwargs.children(), strict=True):
+            out += [name in donate_argnames] * value.num_leaves
+    return tuple(out)
+
+
+def rebase_donate_argnums(donate_argnums: Any, static_argnums: Any) -> tuple[int, ...]:
+    """The positions of donated arguments among those that are not static.
+
+    >>> rebase_donate_argnums((3, 4), (0, 1))
+    (1, 2)
+    """
+    static = sorted(set(static_argnums))
+    if both := set(donate_argnums) & set(static):
+        raise ValueError(
+            f"static_argnums {static} and donate_argnums {sorted(set(donate_argnums))} must "
+            f"not intersect; both have {sorted(both)}"
+        )
+    return tuple(k - sum(s < k for s in static) for k in sorted(set(donate_argnums)))
 
 
 def infer_argnums_and_argnames(

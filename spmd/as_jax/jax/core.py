@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,17 +12,19 @@ from spmd.api.settings import ensure_compile_time_eval
 from spmd.as_jax.jax.api_util import DebugInfo
 from spmd.as_jax.jax.extend.core import (
     DropVar,
+    Effects,
     concrete_or_error,
     find_top_trace,
     gensym,
     get_opaque_trace_state,
     new_jaxpr_eqn,
     no_effects,
+    take_current_trace,
+    unsafe_get_axis_names_DO_NOT_USE,
     valid_jaxtype,
 )
 from spmd.as_jax.refuse import missing
 from spmd.as_jax.trace import Trace, Tracer
-from spmd.base.context import state
 from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.ir import Literal, Var
 from spmd.core.rewrite import eval_jaxpr as _eval_jaxpr
@@ -32,17 +36,22 @@ __all__ = [
     "DebugInfo",
     "DropVar",
     "Effects",
+    "ParamDict",
     "ShapedArray",
     "Trace",
     "Tracer",
+    "Value",
     "concrete_or_error",
     "ensure_compile_time_eval",
+    "eval_context",
     "eval_jaxpr",
     "find_top_trace",
     "gensym",
     "get_aval",
     "get_opaque_trace_state",
     "is_constant_dim",
+    "max_dim",
+    "min_dim",
     "new_jaxpr_eqn",
     "no_effects",
     "pytype_aval_mappings",
@@ -68,7 +77,8 @@ class _AvalMappings(dict):
 
 pytype_aval_mappings = _AvalMappings()
 Atom = Var | Literal
-Effects = set[Any]
+Value = Any
+ParamDict = dict[str, Any]
 get_aval = typeof
 
 
@@ -84,6 +94,22 @@ def is_constant_dim(size: Any) -> bool:
     return isinstance(size, int | np.integer)
 
 
-def unsafe_get_axis_names_DO_NOT_USE() -> list[Any]:
-    """The names of the axes in scope: those of `vmap`, `pmap` and `shard_map`."""
-    return [axis.name for axis in state.axes]
+def max_dim(d1: Any, d2: Any) -> Any:
+    """The larger of two sizes, numbers or symbolic ones."""
+    if is_constant_dim(d1) and is_constant_dim(d2):
+        return max(d1, d2)
+    return d2.rmax(d1) if is_constant_dim(d1) else d1.max(d2)
+
+
+def min_dim(d1: Any, d2: Any) -> Any:
+    """The smaller of two sizes, numbers or symbolic ones."""
+    if is_constant_dim(d1) and is_constant_dim(d2):
+        return min(d1, d2)
+    return d2.rmin(d1) if is_constant_dim(d1) else d1.min(d2)
+
+
+@contextlib.contextmanager
+def eval_context() -> Iterator[None]:
+    """In the block, operations are evaluated."""
+    with take_current_trace():
+        yield

@@ -72,3 +72,4 @@ from spmd.experimental.sparse.shapes import (
     bcoo_transpose,
 )
 from spmd.experimental.sparse.transform import sparsify, todense
+from spmd.experimental.sparse.windows import bcoo_conv_general_dilated, bcoo_gather

@@ -21,7 +21,7 @@ from spmd.base.tree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import ClosedJaxpr, Jaxpr, Literal
 from spmd.core.stage import trace_to_jaxpr
-from spmd.experimental.sparse import products, shapes
+from spmd.experimental.sparse import products, shapes, windows
 from spmd.experimental.sparse.base import JAXSparse
 from spmd.experimental.sparse.bcoo import BCOO, bcoo_todense, full_buffers, like
 from spmd.experimental.sparse.rows import BCSR
@@ -247,17 +247,17 @@ def _dynamic_slice(prim: Any, operands: Any, params: Any) -> Any:
 
 @_rule("gather")
 def _gather(prim: Any, operands: Any, params: Any) -> Any:
-    """One window whose dims are those of the operand, or are dropped: static and traced indices."""
     x, starts = operands
-    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-    window = [d for d in range(x.ndim) if d not in numbers.collapsed_slice_dims]
-    if np.ndim(starts) != 1 or len(numbers.offset_dims) != len(window):
-        raise RefusedError("gather of a sparse array by arrays of indices; call todense() first")
-    at: list[Any] = [0] * x.ndim
-    for k, d in enumerate(numbers.start_index_map):
-        at[d] = starts[k]
-    found = shapes.bcoo_dynamic_slice(_bcoo(x), at, sizes)
-    return _back(shapes.bcoo_squeeze(found, dimensions=numbers.collapsed_slice_dims), x)
+    found = windows.bcoo_gather(
+        _bcoo(x), starts, params["dimension_numbers"], params["slice_sizes"]
+    )
+    return _back(found, x)
+
+
+@_rule("conv_general_dilated")
+def _convolution(prim: Any, operands: Any, params: Any) -> Any:
+    lhs, rhs = (_bcoo(x) if _is_sparse(x) else x for x in operands)
+    return _back(windows.bcoo_conv_general_dilated(lhs, rhs, **params), *operands)
 
 
 # ---- calls and control flow --------------------------------------------------------------------

@@ -8,10 +8,16 @@ from spmd.as_jax.refuse import missing
 from spmd.base.device import default_backend, devices
 from spmd.compile.dispatch.jit import clear_caches
 
-__all__ = ["backends", "clear_backends", "get_backend", "get_default_device"]
+__all__ = [
+    "backends",
+    "clear_backends",
+    "clear_in_memory_compilation_cache",
+    "get_backend",
+    "get_default_device",
+]
 __getattr__ = missing("jax.extend.backend")
 
-clear_backends = clear_caches
+clear_backends = clear_in_memory_compilation_cache = clear_caches
 
 
 def get_default_device() -> Any:

@@ -4,37 +4,51 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
-import spmd.core.check as check
+import numpy as np
+
 import spmd.core.ir as ir
+from spmd.as_jax.jax.api_util import DebugInfo
 from spmd.as_jax.jax.extend import primitives
 from spmd.as_jax.primitive import Primitive
 from spmd.as_jax.refuse import missing
 from spmd.as_jax.trace import Trace, Tracer
+from spmd.base import dtypes
 from spmd.base.context import state
-from spmd.base.errors import ConcretizationError, InternalError
+from spmd.base.errors import ConcretizationError, JaxprTypeError
 from spmd.core.aval import ShapedArray, is_arraylike
+from spmd.core.check import check_jaxpr
 from spmd.core.ir import ClosedJaxpr, Literal, Var
 from spmd.core.ir import Eqn as JaxprEqn
 from spmd.core.rewrite import eval_closed
+from spmd.core.stage import JaxprTrace
 from spmd.core.trace import EVAL
 from spmd.core.trace import Trace as _OurTrace
+from spmd.core.vmap import BatchTrace
+from spmd.numpy.array_type import Array
 
 __all__ = [
+    "AbstractToken",
+    "CallPrimitive",
     "ClosedJaxpr",
+    "DebugInfo",
     "DropVar",
     "Effect",
+    "Effects",
     "Jaxpr",
     "JaxprEqn",
     "JaxprTypeError",
     "Literal",
     "Primitive",
+    "Token",
     "Trace",
     "TraceTag",
     "Tracer",
     "Var",
+    "array_types",
+    "call_impl",
     "check_jaxpr",
     "concrete_or_error",
     "find_top_trace",
@@ -46,11 +60,16 @@ __all__ = [
     "mapped_aval",
     "new_jaxpr_eqn",
     "no_effects",
+    "nonempty_axis_env_DO_NOT_USE",
+    "primal_dtype_to_tangent_dtype",
     "primitives",
     "set_current_trace",
     "subjaxprs",
     "take_current_trace",
     "unmapped_aval",
+    "unsafe_am_i_under_a_jit_DO_NOT_USE",
+    "unsafe_am_i_under_a_vmap_DO_NOT_USE",
+    "unsafe_get_axis_names_DO_NOT_USE",
     "valid_jaxtype",
 ]
 __getattr__ = missing("jax.extend.core")
@@ -58,7 +77,11 @@ __getattr__ = missing("jax.extend.core")
 __path__: list[str] = []  # `primitives` is below it
 
 no_effects: frozenset[Any] = frozenset()
+Effects = Set[Any]
 valid_jaxtype = is_arraylike
+array_types = {np.ndarray, *(dtype.type for dtype in dtypes.ANY)}
+AbstractToken = ShapedArray
+Token = Array
 
 
 class Effect:
@@ -102,6 +125,26 @@ class Jaxpr(metaclass=_Ours):
         return ir.Jaxpr(constvars, invars, eqns, outvars)
 
 
+class CallPrimitive(Primitive):
+    """A primitive with a function among its parameters; its rules say what a call means."""
+
+    call_primitive = True
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.multiple_results = True
+
+
+def call_impl(f: Any, *args: Any, **params: Any) -> Any:
+    """Call a wrapped function; the parameters are those of its primitive."""
+    return f.call_wrapped(*args)
+
+
+def primal_dtype_to_tangent_dtype(primal_dtype: Any) -> np.dtype:
+    """The dtype of tangents of values of a dtype."""
+    return ShapedArray((), np.dtype(primal_dtype)).tangent().dtype
+
+
 def new_jaxpr_eqn(
     invars: Sequence[Any],
     outvars: Sequence[Var],
@@ -140,18 +183,6 @@ def subjaxprs(jaxpr: ir.Jaxpr) -> Iterator[ir.Jaxpr]:
     """The jaxprs in the parameters of a jaxpr's equations, without those inside them."""
     for eqn in jaxpr.eqns:
         yield from jaxprs_in_params(eqn.params)
-
-
-class JaxprTypeError(TypeError):
-    """An equation of a jaxpr breaks the rules for jaxprs."""
-
-
-def check_jaxpr(jaxpr: ir.Jaxpr) -> None:
-    """Raise a `JaxprTypeError` that names the first equation that breaks the rules."""
-    try:
-        check.check_jaxpr(jaxpr)
-    except InternalError as error:
-        raise JaxprTypeError(str(error)) from None
 
 
 def mapped_aval(size: int, axis: int | None, aval: ShapedArray) -> ShapedArray:
@@ -237,3 +268,31 @@ def set_current_trace(trace: _OurTrace, check_leaks: bool = False) -> Iterator[N
         yield
     finally:
         state.trace = before
+
+
+def nonempty_axis_env_DO_NOT_USE() -> bool:
+    """Whether an axis has a name in scope."""
+    return bool(state.axes)
+
+
+def unsafe_get_axis_names_DO_NOT_USE() -> list[Any]:
+    """The names of the axes in scope: those of `vmap`, `pmap` and `shard_map`."""
+    return [axis.name for axis in state.axes]
+
+
+def unsafe_am_i_under_a_jit_DO_NOT_USE() -> bool:
+    """Whether a function is being staged to a jaxpr."""
+    return any(isinstance(trace, JaxprTrace) for trace in _stack())
+
+
+def unsafe_am_i_under_a_vmap_DO_NOT_USE() -> bool:
+    """Whether a function is being vectorised."""
+    return any(isinstance(trace, BatchTrace) for trace in _stack())
+
+
+def _stack() -> Iterator[_OurTrace]:
+    """The current trace, and those that it hands operations to."""
+    trace: Any = state.trace
+    while trace is not None:
+        yield trace
+        trace = getattr(trace, "parent", None)
