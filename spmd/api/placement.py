@@ -16,10 +16,11 @@ from spmd.base.tree import (
     broadcast_prefix,
     keystr,
     tree_flatten_with_path,
+    tree_leaves,
     tree_map,
     tree_unflatten,
 )
-from spmd.compile.lazy import redistribute
+from spmd.compile.lazy import cuda_backend, redistribute
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import hooks
@@ -83,6 +84,9 @@ def device_put(
     if not isinstance(donate, bool):
         broadcast_prefix(donate, x, "device_put: donate")
     placed = [_put(n, v, p) for n, v, p in zip(names, leaves, places, strict=True)]
+    for y in placed:
+        if type(y) is Array:
+            _begin_move(y)
     if may_alias is False:
         pairs = zip(leaves, placed, strict=True)
         placed = [alias(y) if y is x and isinstance(y, Array) else y for x, y in pairs]
@@ -108,6 +112,8 @@ def _put(name: str, x: Any, place: Any) -> Any:
     if isinstance(place, Device):
         if isinstance(x, Array) and x.shards is None and x.committed and x.device is place:
             return x
+        if place.platform == "cuda" and isinstance(x, Array) and not x.ptr and x.shards is None:
+            return cuda_backend.moved(x, place)
         return from_numpy(to_numpy(x), typeof(x), place)
     if isinstance(place, Sharding):
         if isinstance(x, Array) and x.sharding == place and x.committed:
@@ -123,6 +129,13 @@ def _put(name: str, x: Any, place: Any) -> Any:
         f"{current_source()}: device_put: {name}: device must be a Device, a Sharding, a "
         f"PartitionSpec or None, got {place!r}{advice}"
     )
+
+
+def _begin_move(x: Array) -> None:
+    """Let values of the host move to their GPUs now, beside what these compute."""
+    for shard in x.shards or (x,):
+        if shard.ptr and shard.device.platform == "cuda":
+            cuda_backend.BACKEND.operand(shard, shard.aval, shard.device)
 
 
 def _guard(name: str, x: Any, place: Any) -> None:
@@ -332,11 +345,17 @@ def make_array_from_single_device_arrays(
 
 
 def copy_to_host_async(x: Any) -> Any:
-    """Return the pytree `x` as it is: arrays on CPU devices are in the host's memory already.
+    """Begin to copy the arrays of the pytree `x` to the host, and return it as it is.
+
+    The copies run beside what the devices compute, and a later `np.asarray` finds them done. Arrays
+    on CPU devices are in the host's memory already.
 
     >>> spmd.copy_to_host_async(snp.ones(2))
     Array([1., 1.], dtype=float32)
     """
+    for leaf in tree_leaves(x):
+        if isinstance(leaf, Array):
+            leaf.copy_to_host_async()
     return x
 
 

@@ -396,6 +396,9 @@ class Array(ArrayMethods):
     def copy_to_host_async(self) -> None:
         """Start copying to the host: nothing to do for CPU arrays."""
         self._check_alive()
+        for shard in self.shards or (self,):
+            if shard._numpy is None and isinstance(shard.owner, DeviceMemory):
+                shard.owner.fetch()
 
     def is_ready(self) -> bool:
         """Whether the program that computes the array has ended."""

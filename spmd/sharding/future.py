@@ -48,6 +48,10 @@ class DeviceMemory:
         """A copy of the values for the host, when the work before it has ended."""
         raise NotImplementedError
 
+    def fetch(self) -> None:
+        """Begin to copy the values to the host, which will read them."""
+        raise NotImplementedError
+
     def is_done(self) -> bool:
         """Whether the work that makes the values has ended."""
         raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import textwrap
 import time
@@ -181,3 +182,27 @@ def test_a_rank_that_others_wait_for(job: Run, text: str, told: str):
     done = job(text)
     assert done.returncode
     assert told in done.stderr
+
+
+# ---- an event taken away -----------------------------------------------------------------------
+
+WITHOUT_EVENTS = """
+from spmd.compile.cuda.driver import driver
+from spmd.compile.cuda.emulator.streams import Streams
+gpu, wait_for = driver(), Streams.wait_for
+exchanges = gpu.exchange_stream(0) - gpu.stream(0)
+def forgotten(self, number, mark):
+    {condition} or wait_for(self, number, mark)
+Streams.wait_for = forgotten
+total = spmd.pmap(lambda x: lax.psum(x * 2, "i") + 1, axis_name="i")
+"""
+
+
+@pytest.mark.parametrize(
+    "condition", ["number == exchanges", "mark.stream == exchanges"], ids=["before", "behind"]
+)
+def test_an_exchange_needs_its_events(job: Run, condition: str):
+    done = job(WITHOUT_EVENTS.format(condition=condition))
+    assert done.returncode
+    told = r"CudaError: .*train.py:.*(NCCL|kernel \w+) (reads|writes) .*: an event is missing"
+    assert re.search(told, done.stderr), done.stderr

@@ -160,14 +160,19 @@ class Builder(ProgramBuilder):
         )
         for step in steps:
             plan = self.plans.get(id(step))
-            if plan is None or not isinstance(step, Exchange):
-                native = self.step(step)
-                if native:
-                    block.compute(self.accesses(step), native)
-            else:
+            if isinstance(step, Exchange) and plan is not None:
                 accesses, done = self.accesses(step), self.new_event()
                 ready = block.ready(accesses)
                 block.exchange(accesses, self.exchange(step, plan, ready, done), done)
+            elif isinstance(step, Host) and step.on_device:
+                accesses, done = self.accesses(step), self.new_event()
+                begin = self.wait_event(EXCHANGING, block.ready(accesses), step.name)
+                end = self.record_event(EXCHANGING, done, step.name)
+                block.exchange(accesses, [begin, *super().step(step), end], done)
+            else:
+                native = self.step(step)
+                if native:
+                    block.compute(self.accesses(step), native)
         return block.steps()
 
     def accesses(self, step: Step) -> list[Access]:
@@ -250,8 +255,6 @@ class Builder(ProgramBuilder):
                 return () if same else (self.copy(target, source, step.nbytes, "copy"),)
             case Exchange() if not _moves(step):
                 return ()
-            case Host(on_device=True):
-                return super().step(step)
             case Host() | Exchange() | RankExchange() | While() | Branch():
                 return self.on_host(step)
         return super().step(step)

@@ -8,6 +8,7 @@ The consumer renames the capsule, and calls that function when it is done.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
@@ -17,6 +18,8 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError
 from spmd.base.record import record
+from spmd.compile.native.llvm.compiler import compile_texts
+from spmd.compile.native.llvm.function_builder import Function
 
 CUDA = 2  # kDLCUDA
 READ_ONLY = 1
@@ -76,9 +79,6 @@ _new = _of_python("PyCapsule_New", ctypes.py_object, c_void_p, c_char_p, c_void_
 _is_named = _of_python("PyCapsule_IsValid", c_int, ctypes.py_object, c_char_p)
 _pointer = _of_python("PyCapsule_GetPointer", c_void_p, ctypes.py_object, c_char_p)
 _rename = _of_python("PyCapsule_SetName", c_int, ctypes.py_object, c_char_p)
-# A capsule that is being destroyed is no object that Python may refer to: an address.
-_is_named_at = _of_python("PyCapsule_IsValid", c_int, c_void_p, c_char_p)
-_pointer_at = _of_python("PyCapsule_GetPointer", c_void_p, c_void_p, c_char_p)
 
 # ---- making ------------------------------------------------------------------------------------
 
@@ -91,12 +91,34 @@ def _give_back(address: int) -> None:
     given.pop(address, None)
 
 
-@ctypes.PYFUNCTYPE(None, c_void_p)
-def _destroy(capsule: int) -> None:
-    """A capsule that no library took is given back."""
-    for name in _NAMES.values():
-        if _is_named_at(capsule, name):
-            given.pop(_pointer_at(capsule, name), None)
+_DECLARED = """
+declare void @PyErr_Fetch(ptr, ptr, ptr)
+declare void @PyErr_Restore(ptr, ptr, ptr)
+declare ptr @PyCapsule_GetName(ptr)
+declare ptr @PyCapsule_GetPointer(ptr, ptr)
+"""
+
+
+@functools.cache
+def _destroy() -> int:
+    """The address of a function that gives back a capsule which no library took.
+
+    A consumer may destroy a capsule while it raises an error, during which no Python may be called:
+    native code puts the error aside.
+    """
+    f = Function("spmd_capsule_destroy", "void", ["ptr"])
+    (capsule,) = f.params
+    raised = f.stack("ptr", 3)
+    f.call("PyErr_Fetch", "void", *[f.at(raised, 8 * k) for k in range(3)])
+    name = f.call("PyCapsule_GetName", "ptr", capsule)
+    with f.if_(f.load("i8", name).equals(ord("d"))):  # "used_..." is another's
+        place = f.call("PyCapsule_GetPointer", "ptr", capsule, name)
+        is_versioned = f.load("i8", name, len(_NAMES[False])).differs(0)
+        new, old = (_KINDS[kind].__dict__["deleter"].offset for kind in (True, False))
+        offset = f.select(is_versioned, f.value("i64", new), old)
+        f.call(f.load("ptr", f.at(place, offset)), "void", place)
+    f.call("PyErr_Restore", "void", *[f.load("ptr", raised, 8 * k) for k in range(3)])
+    return dict(compile_texts([_DECLARED + f.text()]))[f.name]
 
 
 def make(
@@ -118,7 +140,7 @@ def make(
         made.major, made.minor, made.flags = *VERSION, READ_ONLY
     place = ctypes.addressof(made)
     given[place] = made, sizes, steps, owner
-    return _new(place, _NAMES[versioned], ctypes.cast(_destroy, c_void_p))
+    return _new(place, _NAMES[versioned], _destroy())
 
 
 # ---- reading -----------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ class _Gpu:
             self.context = cuda.ctxGetCurrent()
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self.exchange_stream = cupy.cuda.Stream(non_blocking=True)
-            self.copy_stream = cupy.cuda.Stream(non_blocking=True)
+            self.upload_stream = cupy.cuda.Stream(non_blocking=True)
+            self.download_stream = cupy.cuda.Stream(non_blocking=True)
             self.pool = cupy.cuda.MemoryPool()
             facts = runtime.getDeviceProperties(number)
         name = facts["name"]
@@ -53,6 +54,13 @@ class _Gpu:
             facts["totalGlobalMem"],
         )
         self.most_in_use = 0
+        every = self.stream, self.exchange_stream, self.upload_stream, self.download_stream
+        self._streams: dict[int | None, Any] = {each.ptr: each for each in every}
+        self._streams[None] = self.stream
+
+    def stream_of(self, handle: int | None) -> Any:
+        """CuPy's stream of a handle; that for programs if there is none."""
+        return self._streams[handle]
 
 
 class CupyDriver:
@@ -97,11 +105,11 @@ class CupyDriver:
 
     # -- memory --
 
-    def allocate(self, device: int, nbytes: int) -> int:
-        """The address of new memory of a device, from its pool."""
+    def allocate(self, device: int, nbytes: int, stream: int | None = None) -> int:
+        """The address of new memory of a device, from its pool, which knows the stream."""
         gpu = self._gpu(device)
         try:
-            with cupy.cuda.Device(device), gpu.stream:
+            with cupy.cuda.Device(device), gpu.stream_of(stream):
                 memory = gpu.pool.malloc(max(nbytes, 1))
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise OutOfMemoryError(self._full(device, nbytes)) from error
@@ -121,10 +129,10 @@ class CupyDriver:
             f"processes and CUDA itself hold {size_text(others)}"
         )
 
-    def free(self, device: int, address: int) -> None:
-        """Free memory for the device's stream: what uses it next comes behind its work."""
+    def free(self, device: int, address: int, stream: int | None = None) -> None:
+        """Free memory for its stream: what uses it next comes behind the stream's work."""
         gpu = self._gpu(device)
-        with cupy.cuda.Device(device), gpu.stream:
+        with cupy.cuda.Device(device), gpu.stream_of(stream):
             self._memory.pop(address)
 
     def allocate_pinned(self, nbytes: int) -> int:
@@ -134,18 +142,18 @@ class CupyDriver:
         self._memory[memory.ptr] = memory
         return memory.ptr
 
-    def free_pinned(self, device: int, address: int) -> None:
-        """Free pinned memory when the work that is in the device's stream now has ended."""
-        passed = self._event(device)
+    def free_pinned(self, device: int, address: int, stream: int | None = None) -> None:
+        """Free pinned memory when the work that is in the stream now has ended."""
+        passed = self._event(device, stream)
         self._leaving.append((passed, self._memory.pop(address)))
         self._let_go()
 
-    def _event(self, device: int) -> Any:
-        """An event that happens when the work that is in the device's stream now has ended."""
+    def _event(self, device: int, stream: int | None) -> Any:
+        """An event that happens when the work that is in the stream now has ended."""
         gpu = self._gpu(device)
         with cupy.cuda.Device(device):
             passed = cupy.cuda.Event(disable_timing=True)
-            passed.record(gpu.stream)
+            passed.record(gpu.stream_of(stream))
         return passed
 
     def _let_go(self) -> None:
@@ -179,17 +187,35 @@ class CupyDriver:
         """The handle of the device's stream for exchanges."""
         return self._gpu(device).exchange_stream.ptr
 
+    def upload_stream(self, device: int) -> int:
+        """The handle of the device's stream for copies to its memory."""
+        return self._gpu(device).upload_stream.ptr
+
+    def download_stream(self, device: int) -> int:
+        """The handle of the device's stream for copies to the host."""
+        return self._gpu(device).download_stream.ptr
+
     def new_event(self, device: int) -> int:
         """The handle of an event."""
         self._gpu(device)
         with cupy.cuda.Device(device):
             return self._checked(runtime.eventCreateWithFlags, _WITHOUT_TIME)
 
-    def record_event(self, device: int, event: int) -> None:
-        """Record an event in the device's stream."""
-        stream = self._gpu(device).stream.ptr
+    def record_event(self, device: int, event: int, stream: int | None = None) -> None:
+        """Record an event in a stream of the device."""
+        handle = self._gpu(device).stream.ptr if stream is None else stream
         with cupy.cuda.Device(device):
-            self._checked(runtime.eventRecord, event, stream)
+            self._checked(runtime.eventRecord, event, handle)
+
+    def wait_event(self, device: int, stream: int, event: int) -> None:
+        """Let work that comes into a stream of the device wait for an event."""
+        with cupy.cuda.Device(device):
+            self._checked(runtime.streamWaitEvent, stream, event)
+
+    def synchronize_event(self, device: int, event: int) -> None:
+        """Wait for an event."""
+        with cupy.cuda.Device(device):
+            self._checked(runtime.eventSynchronize, event)
 
     def has_happened(self, device: int, event: int) -> bool:
         """Whether an event has happened."""
@@ -261,40 +287,42 @@ class CupyDriver:
                 self._checked(cuda.funcSetAttribute, function.ptr, _MOST_SHARED_ATTRIBUTE, shared)
         return function.ptr
 
-    def copy(self, device: int, target: int, source: int, nbytes: int) -> None:
-        """Put a copy into the device's stream, between any memories."""
-        stream = self._gpu(device).stream.ptr
+    def copy(
+        self, device: int, target: int, source: int, nbytes: int, stream: int | None = None
+    ) -> None:
+        """Put a copy into a stream of the device, between any memories."""
+        handle = self._gpu(device).stream.ptr if stream is None else stream
         with cupy.cuda.Device(device):
-            self._checked(runtime.memcpyAsync, target, source, nbytes, _ANY_DIRECTION, stream)
+            self._checked(runtime.memcpyAsync, target, source, nbytes, _ANY_DIRECTION, handle)
 
-    def clear(self, device: int, address: int, nbytes: int) -> None:
-        """Put into the device's stream that memory becomes zeros."""
-        stream = self._gpu(device).stream.ptr
+    def clear(self, device: int, address: int, nbytes: int, stream: int | None = None) -> None:
+        """Put into a stream of the device that memory becomes zeros."""
+        handle = self._gpu(device).stream.ptr if stream is None else stream
         with cupy.cuda.Device(device):
-            self._checked(runtime.memsetAsync, address, 0, nbytes, stream)
+            self._checked(runtime.memsetAsync, address, 0, nbytes, handle)
 
-    def mark(self, device: int) -> Callable[[], bool]:
-        """A function that says whether the work that is in the device's stream now has ended."""
-        passed = self._event(device)
+    def mark(self, device: int, stream: int | None = None) -> Callable[[], bool]:
+        """A function that says whether the work that is in the stream now has ended."""
+        passed = self._event(device, stream)
         return lambda: bool(passed.done)
 
     def upload(
         self, device: int, target: int, source: int, nbytes: int, before: int, after: int
     ) -> None:
-        """Copy pinned memory in the stream for copies, between two events."""
+        """Copy pinned memory in the stream for uploads, between two events."""
         gpu = self._gpu(device)
-        stream = gpu.copy_stream.ptr
+        stream = gpu.upload_stream.ptr
         with cupy.cuda.Device(device):
             self._checked(runtime.streamWaitEvent, stream, before)
             self._checked(runtime.memcpyAsync, target, source, nbytes, _ANY_DIRECTION, stream)
             self._checked(runtime.eventRecord, after, stream)
             self._checked(runtime.streamWaitEvent, gpu.stream.ptr, after)
 
-    def synchronize(self, device: int) -> None:
-        """Wait for the device's stream; raises a `CudaError` if any of its work failed."""
+    def synchronize(self, device: int, stream: int | None = None) -> None:
+        """Wait for a stream of the device; raises a `CudaError` if any of its work failed."""
         gpu = self._gpu(device)
         with cupy.cuda.Device(device):
-            self._checked(gpu.stream.synchronize)
+            self._checked(gpu.stream_of(stream).synchronize)
 
     def is_idle(self, device: int) -> bool:
         """Whether the device's stream has no work left."""

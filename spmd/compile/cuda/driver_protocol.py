@@ -78,23 +78,25 @@ class Driver(Protocol):
 
     # -- memory --
 
-    def allocate(self, device: int, nbytes: int) -> int:
+    # Streams are those for programs where no other is named.
+
+    def allocate(self, device: int, nbytes: int, stream: int | None = None) -> int:
         """The address of new memory of a device, aligned to 256 bytes; its contents are undefined.
 
-        Raises a MemoryError if there is none left. Work of the device's stream may use it at once.
+        Raises a MemoryError if there is none left. Work of the stream may use it at once.
         """
         ...
 
-    def free(self, device: int, address: int) -> None:
-        """Free memory as soon as the work that is in the device's stream now has ended."""
+    def free(self, device: int, address: int, stream: int | None = None) -> None:
+        """Free memory as soon as the work that is now in the stream it was made for has ended."""
         ...
 
     def allocate_pinned(self, nbytes: int) -> int:
         """The address of host memory that copies of all devices may read and write."""
         ...
 
-    def free_pinned(self, device: int, address: int) -> None:
-        """Free host memory as soon as the work that is in the device's stream now has ended."""
+    def free_pinned(self, device: int, address: int, stream: int | None = None) -> None:
+        """Free host memory as soon as the work that is in the stream now has ended."""
         ...
 
     def memory_in_use(self, device: int) -> tuple[int, int]:
@@ -119,12 +121,28 @@ class Driver(Protocol):
         """The handle of the device's stream for exchanges with other devices."""
         ...
 
+    def upload_stream(self, device: int) -> int:
+        """The handle of the device's stream for copies to its memory."""
+        ...
+
+    def download_stream(self, device: int) -> int:
+        """The handle of the device's stream for copies to the host."""
+        ...
+
     def new_event(self, device: int) -> int:
         """The handle of an event, for which nothing waits before it is recorded."""
         ...
 
-    def record_event(self, device: int, event: int) -> None:
-        """Let an event happen when the work that is in the device's stream now has ended."""
+    def record_event(self, device: int, event: int, stream: int | None = None) -> None:
+        """Let an event happen when the work that is in the stream now has ended."""
+        ...
+
+    def wait_event(self, device: int, stream: int, event: int) -> None:
+        """Let work that comes into a stream of the device wait for an event, of any device."""
+        ...
+
+    def synchronize_event(self, device: int, event: int) -> None:
+        """Wait for an event as it was recorded last; raises a `CudaError` as `synchronize`."""
         ...
 
     def has_happened(self, device: int, event: int) -> bool:
@@ -170,30 +188,32 @@ class Driver(Protocol):
         """The handle of a function of a module, which blocks of so many shared bytes may run."""
         ...
 
-    def copy(self, device: int, target: int, source: int, nbytes: int) -> None:
-        """Put a copy into the device's stream, between any memories."""
+    def copy(
+        self, device: int, target: int, source: int, nbytes: int, stream: int | None = None
+    ) -> None:
+        """Put a copy into a stream of the device, between any memories."""
         ...
 
-    def clear(self, device: int, address: int, nbytes: int) -> None:
-        """Put into the device's stream that memory becomes zeros."""
+    def clear(self, device: int, address: int, nbytes: int, stream: int | None = None) -> None:
+        """Put into a stream of the device that memory becomes zeros."""
         ...
 
-    def mark(self, device: int) -> Callable[[], bool]:
-        """A function that says whether the work that is in the device's stream now has ended."""
+    def mark(self, device: int, stream: int | None = None) -> Callable[[], bool]:
+        """A function that says whether the work that is in the stream now has ended."""
         ...
 
     def upload(
         self, device: int, target: int, source: int, nbytes: int, before: int, after: int
     ) -> None:
-        """Copy pinned memory beside the work of the device's stream, in the stream for copies.
+        """Copy pinned memory beside the work of the device's stream, in the stream for uploads.
 
         The copy waits for the event `before`; `after` is recorded behind it. Work that comes into
         the device's stream from now on waits for it.
         """
         ...
 
-    def synchronize(self, device: int) -> None:
-        """Wait for the device's stream; raises a `CudaError` if any of its work failed."""
+    def synchronize(self, device: int, stream: int | None = None) -> None:
+        """Wait for a stream of the device; raises a `CudaError` if any of its work failed."""
         ...
 
     def is_idle(self, device: int) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 
 from spmd.base.device import default_device
 from spmd.compile.dispatch.argument_matcher import UnmatchedError, has_buffer, is_number, packed
-from spmd.compile.executable import cuda_backend, cuda_calls
+from spmd.compile.executable import cuda_backend, cuda_calls, cuda_moments
 from spmd.compile.executable.cuda_backend import ResultMemory
 from spmd.compile.executable.cuda_graphs import graphs_of
 from spmd.compile.executable.cuda_uploads import Uploads
@@ -89,6 +89,8 @@ class CudaCalls(_Base):
         self.put(f"if {' or '.join(['status', *statuses])}: fail(status, frames, {records})")
         if self.uploads:
             self.put("give_back(upload)")
+        for d, number in enumerate(call.numbers):
+            self.note(d, number, outputs[d])
         for name, pool in zip((*arenas, records), (*call.arenas, call.records), strict=True):
             self.put(f"{self.bind(pool.free.append)}({name})")
         outs = self.wholes(self.shards_made(inputs, outputs))
@@ -208,10 +210,20 @@ class CudaCalls(_Base):
             # operand over the same memory has a variable too.
             memory = inputs[taken]
             self.put(f"if {memory}.lender is None and getrefcount({memory}) == 3:")
-            self.put(f"    {block} = {memory}")
+            self.put(f"    {block} = {memory}; {block}.fetched = None")
             self.put("else:")
             self.allocate(block, number, aval.nbytes, "    ")
         return found
+
+    def note(self, device: int, number: int, blocks: Sequence[str]) -> None:
+        """Write that an event happens when the results of a device are there."""
+        moments = cuda_moments.computed(self.names["gpu"], number)
+        record = partial(moments.gpu.record_event, number)
+        self.names |= {f"moments{device}": moments, f"next{device}": moments.next}
+        self.put(f"moments{device}.newest = ready = next{device}()")
+        self.put(f"{self.bind(record)}(ready)")
+        for block in blocks:
+            self.put(f"{block}.ready = ready")
 
     def allocate(self, name: str, number: int, nbytes: int, indent: str = "") -> None:
         """Write that a name is memory, of an earlier call if there is some, else new."""

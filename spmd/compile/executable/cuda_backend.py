@@ -9,7 +9,10 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,7 @@ import numpy as np
 from spmd.base.device import Device
 from spmd.compile.cuda.driver import Driver, driver
 from spmd.compile.cuda.program import CudaProgram
-from spmd.compile.executable import cuda_reports
+from spmd.compile.executable import cuda_moments, cuda_reports
 from spmd.compile.executable.async_operands import deleted
 from spmd.compile.executable.backend import Backend, pointer
 from spmd.compile.lazy import cuda_assemble, cuda_exchange, cuda_numbers, definitions
@@ -38,10 +41,13 @@ class CudaMemory(DeviceMemory):
     """Memory of a GPU, which is freed with the last reference to this object.
 
     That at `address` belongs to another library: `lender` keeps it, and no program writes there.
-    Memory of a result goes back to the `home` from which the next call takes it.
+    Memory of a result goes back to the `home` from which the next call takes it. `ready` is the
+    event after which its values are there; if it is 0, that is when the work which is in the stream
+    for programs has ended. `stream` is that for which the memory was made, 0 for programs.
+    `fetched` are its values on their way to the host.
     """
 
-    __slots__ = ("device", "driver", "home", "lender", "nbytes")
+    __slots__ = ("device", "driver", "fetched", "home", "lender", "nbytes", "ready", "stream")
 
     def __init__(
         self,
@@ -51,39 +57,60 @@ class CudaMemory(DeviceMemory):
         address: int = 0,
         lender: Any = None,
         home: ResultMemory | None = None,
+        stream: int = 0,
     ):
-        if _lent:
-            _give_back_lent()
+        if _read:
+            _let_go()
         self.driver, self.device, self.nbytes, self.lender = gpu, device, nbytes, lender
-        self.home, self.address = home, address or _allocated(gpu, device, max(nbytes, 1))
+        self.ready, self.stream, self.fetched = 0, stream, None
+        self.home = home
+        self.address = address or _allocated(gpu, device, max(nbytes, 1), stream)
+
+    def precede(self, device: int, stream: int) -> None:
+        """Let work that comes into a stream of a device wait until the values are there."""
+        ready = self.ready or cuda_moments.computed(self.driver, self.device).note()
+        self.driver.wait_event(device, stream, ready)
 
     def read(self, aval: ShapedArray) -> np.ndarray:
         out = np.empty(aval.shape, aval.dtype)
-        if out.nbytes:
-            self.driver.copy(self.device, pointer(out), self.address, out.nbytes)
-        self.wait()
+        gpu, device, nbytes = self.driver, self.device, out.nbytes
+        if not nbytes:
+            self.wait()
+        elif self.fetched is not None:
+            self._wait(partial(gpu.synchronize, device, gpu.download_stream(device)))
+            ctypes.memmove(pointer(out), self.fetched.address, nbytes)
+            self.fetched = None
+        else:
+            stream = gpu.download_stream(device)
+            self.precede(device, stream)
+            gpu.copy(device, pointer(out), self.address, nbytes, stream)
+            self._wait(partial(gpu.synchronize, device, stream))
         out.flags.writeable = False
         return out
 
-    def write(self, value: np.ndarray) -> None:
-        """Put the elements of a C-contiguous array here."""
-        if not value.nbytes:
+    def fetch(self) -> None:
+        if self.fetched is not None or not self.nbytes:
             return
-        gpu, source, nbytes = self.driver, pointer(value), value.nbytes
-        if nbytes > MOST_PINNED:
-            gpu.copy(self.device, self.address, source, nbytes)
-            self.wait()  # the host may write to its array afterwards
-            return
-        pinned = gpu.allocate_pinned(nbytes)
-        ctypes.memmove(pinned, source, nbytes)
-        gpu.copy(self.device, self.address, pinned, nbytes)
-        gpu.free_pinned(self.device, pinned)
+        gpu, device, stream = self.driver, self.device, self.driver.download_stream(self.device)
+        fetched = _Fetched(gpu, device, self.nbytes)
+        self.precede(device, stream)
+        gpu.copy(device, fetched.address, self.address, self.nbytes, stream)
+        self.fetched = fetched
+        _read.append((gpu.mark(device, stream), self))
 
     def is_done(self) -> bool:
-        return self.driver.is_idle(self.device)
+        if not self.ready:
+            return self.driver.is_idle(self.device)
+        return self.driver.has_happened(self.device, self.ready)
 
     def wait(self) -> None:
-        cuda_reports.wait(self.driver, self.device)
+        gpu, device, ready = self.driver, self.device, self.ready
+        how = partial(gpu.synchronize_event, device, ready) if ready else None
+        self._wait(how or partial(gpu.synchronize, device))
+
+    def _wait(self, synchronize: Callable[[], None]) -> None:
+        newest = cuda_moments.computed(self.driver, self.device).newest
+        cuda_reports.wait(self.driver, self.device, synchronize, self.ready in (0, newest))
 
     def __del__(self) -> None:
         address = getattr(self, "address", 0)
@@ -93,11 +120,30 @@ class CudaMemory(DeviceMemory):
             home = self.home
             if home is not None and len(home) < MOST_SETS:
                 home.append(address)
+            elif self.stream:
+                gpu, device = self.driver, self.device
+                gpu.order(device, gpu.stream(device), self.stream)  # programs have read it
+                gpu.free(device, address, self.stream)
             else:
                 self.driver.free(self.device, address)
         else:
-            _lent.append((self.driver, self.device, self.lender))
-            _give_back_lent()
+            _read.append((self.driver.mark(self.device), self.lender))
+            _let_go()
+
+
+class _Fetched:
+    """Pinned memory for values on their way to the host."""
+
+    __slots__ = ("address", "device", "driver")
+
+    def __init__(self, gpu: Driver, device: int, nbytes: int):
+        self.driver, self.device, self.address = gpu, device, gpu.allocate_pinned(nbytes)
+
+    def __del__(self) -> None:
+        address = getattr(self, "address", 0)
+        if address and not sys.is_finalizing():
+            gpu, device = self.driver, self.device
+            gpu.free_pinned(device, address, gpu.download_stream(device))
 
 
 class ResultMemory(list[int]):
@@ -130,19 +176,23 @@ class ResultMemory(list[int]):
 MOST_SETS = 2
 _result_memory: weakref.WeakSet[ResultMemory] = weakref.WeakSet()
 
-# Memory of other libraries that no array refers to any more, while work that reads it may run.
-_lent: list[tuple[Driver, int, Any]] = []
+# Memory that streams may still read, and whether they have: of other libraries, which no array
+# refers to any more, and that from which values are copied. It stays until then, and no program
+# writes over it.
+_read: deque[tuple[Callable[[], bool], Any]] = deque()
 
 
-def _give_back_lent() -> None:
-    """Let go of what no work reads any more; the host doesn't wait for the rest."""
-    asked = [_lent.pop() for _ in range(len(_lent))]
-    _lent.extend(each for each in asked if not each[0].is_idle(each[1]))
+def _let_go() -> None:
+    """Let go of memory that was read meanwhile, the oldest first; the host doesn't wait."""
+    with suppress(IndexError):  # other threads do so too
+        while _read[0][0]():
+            _read.popleft()
 
 
-def _allocated(gpu: Driver, device: int, nbytes: int) -> int:
+def _allocated(gpu: Driver, device: int, nbytes: int, stream: int) -> int:
+    given = (device, nbytes, stream) if stream else (device, nbytes)
     try:
-        return gpu.allocate(device, nbytes)
+        return gpu.allocate(*given)
     except MemoryError:
         kept = [m for m in list(_result_memory) if m and (m.driver, m.device) == (gpu, device)]
         if not arenas(gpu, device) and not kept:
@@ -150,7 +200,7 @@ def _allocated(gpu: Driver, device: int, nbytes: int) -> int:
         arenas(gpu, device).clear()
         for memory in kept:
             memory.release()
-        return gpu.allocate(device, nbytes)
+        return gpu.allocate(*given)
 
 
 # By driver and device, the arenas of repeated calls that none uses now, see `cuda_calls.py`.
@@ -185,22 +235,65 @@ def _operand(x: Any, aval: ShapedArray, device: Device | None) -> CudaMemory:
     if type(x) is CudaMemory:
         return x
     if type(x) is not Array or x.shards is not None:
-        return _uploaded(np.ascontiguousarray(to_numpy(x)).reshape(aval.shape), number)
+        return uploaded(np.ascontiguousarray(to_numpy(x)).reshape(aval.shape), number)
     owner = x.owner
     if owner is None:
         raise deleted(x)
     if type(owner) is CudaMemory and owner.device == number:
         return owner
-    memory = _uploaded(x._value, number)
+    if type(owner) is CudaMemory:
+        return _copy_of(owner, number)
+    memory = uploaded(x._value, number)
     if not isinstance(owner, DeviceMemory) and x.device is device:
         x.ptr, x.owner = 0, memory
     return memory
 
 
-def _uploaded(value: np.ndarray, number: int) -> CudaMemory:
-    memory = CudaMemory(driver(), number, value.nbytes)
-    memory.write(np.ascontiguousarray(value))
+def moved(x: Array, device: Device) -> Array:
+    """A copy of an array of one GPU on another, or on the same one the array itself."""
+    memory = _operand(x, x.aval, device)
+    return from_memory(0, memory, x.aval, SingleDeviceSharding(device))
+
+
+def uploaded(value: np.ndarray, number: int) -> CudaMemory:
+    """New memory of a GPU with values of the host, copied beside what programs compute.
+
+    The host waits for the copy of many bytes, since it may write to its array afterwards.
+    """
+    gpu, value, nbytes = driver(), np.ascontiguousarray(value), value.nbytes
+    stream = gpu.upload_stream(number)
+    memory = CudaMemory(gpu, number, nbytes, stream=stream)
+    if nbytes > MOST_PINNED:
+        gpu.copy(number, memory.address, pointer(value), nbytes, stream)
+    elif nbytes:
+        pinned = gpu.allocate_pinned(nbytes)
+        ctypes.memmove(pinned, pointer(value), nbytes)
+        gpu.copy(number, memory.address, pinned, nbytes, stream)
+        gpu.free_pinned(number, pinned, stream)
+    _arrived(memory)
+    if nbytes > MOST_PINNED:
+        memory.wait()
     return memory
+
+
+def _copy_of(source: CudaMemory, number: int) -> CudaMemory:
+    """Memory of another GPU with the same values, in its stream for copies to its memory."""
+    gpu = source.driver
+    stream = gpu.upload_stream(number)
+    memory = CudaMemory(gpu, number, source.nbytes, stream=stream)
+    if source.nbytes:
+        source.precede(number, stream)
+        gpu.copy(number, memory.address, source.address, source.nbytes, stream)
+        _read.append((gpu.mark(number, stream), source))
+    _arrived(memory)
+    return memory
+
+
+def _arrived(memory: CudaMemory) -> None:
+    """Let what comes into the stream for programs wait for the copies to memory."""
+    gpu, device = memory.driver, memory.device
+    memory.ready = cuda_moments.uploaded(gpu, device).note()
+    gpu.wait_event(device, gpu.stream(device), memory.ready)
 
 
 # References that memory has while `_take` looks at it: the list of operands, the local variable,
@@ -216,10 +309,12 @@ def _take(number: int, operands: Sequence[Any], also: Sequence[Any] = ()) -> Cud
     memory: CudaMemory = operands[number]
     if memory.lender is not None or sys.getrefcount(memory) > _OWN_REFERENCES:
         return None
+    memory.fetched = None
     return memory
 
 
 def _result(memory: Any, aval: ShapedArray, home: SingleDeviceSharding | None) -> Array:
+    memory.ready = cuda_moments.computed(memory.driver, memory.device).newest
     return from_memory(0, memory, aval, home)
 
 
@@ -243,6 +338,8 @@ def _run(
                 gpu.free_pinned(number, staging)
     native.check(records)
     native.free_records(numbers).append(records)
+    for number in numbers:
+        cuda_moments.computed(gpu, number).note()
 
 
 def _program(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.base.amounts import size_text
@@ -44,11 +44,14 @@ def noted(gpu: Driver, device: int) -> deque[CudaProgram]:
     return found
 
 
-def wait(gpu: Driver, device: int) -> None:
-    """Wait for a device's stream; an error names the programs that may have caused it."""
+def wait(gpu: Driver, device: int, synchronize: Callable[[], None], is_all: bool) -> None:
+    """Wait for work of a device; an error names the programs that may have caused it.
+
+    `is_all` says whether that is all that programs have put into the device's stream.
+    """
     found = _begun.get((gpu, device))
     try:
-        gpu.synchronize(device)
+        synchronize()
         WATCH.settle()
     except CudaError as error:
         WATCH.settle()
@@ -61,7 +64,7 @@ def wait(gpu: Driver, device: int) -> None:
             f"{error.text}\nSince the host last waited for CUDA device {device} it was given, the "
             f"newest last:\n{programs}"
         ) from None
-    if found:
+    if found and is_all:
         found.clear()
 
 

@@ -19,7 +19,7 @@ from spmd.compile.cuda import capsules
 from spmd.compile.cuda.capsules import Lent
 from spmd.compile.cuda.driver import driver
 from spmd.compile.executable.backend import pointer
-from spmd.compile.executable.cuda_backend import BACKEND, CudaMemory
+from spmd.compile.executable.cuda_backend import BACKEND, CudaMemory, uploaded
 from spmd.core.aval import ShapedArray
 from spmd.sharding.array import Array, from_memory
 from spmd.sharding.named import SingleDeviceSharding
@@ -166,6 +166,4 @@ def _moved(lent: Lent, aval: ShapedArray) -> CudaMemory:
     gpu.copy(lent.device, pointer(span), lent.address + first, span.nbytes)
     gpu.synchronize(lent.device)
     values = np.ndarray(lent.shape, lent.dtype, span.data, -first, lent.strides)
-    memory = CudaMemory(gpu, lent.device, aval.nbytes)
-    memory.write(np.ascontiguousarray(values, aval.dtype))
-    return memory
+    return uploaded(np.ascontiguousarray(values, aval.dtype), lent.device)

@@ -17,7 +17,9 @@ from spmd.compile.cuda.emulator.driver import EmulatorDriver
 
 
 class Memory:
-    """Memory of a GPU, which is poisoned when nobody refers to it."""
+    """Memory of a GPU, which is poisoned when nobody refers to it, and what is copied to it."""
+
+    source: np.ndarray
 
     def __init__(self, gpu: EmulatorDriver, device: int, nbytes: int, stream: int):
         self.gpu, self.device, self.stream = gpu, device, stream
@@ -60,7 +62,7 @@ class Library:
             memory.address + first, value.__array_interface__["data"][0], value.nbytes
         )
         made = TheirArray(self, memory, memory.address + first, value.shape, value.strides)
-        made.dtype, made.source = value.dtype, value
+        made.dtype, made.source, memory.source = value.dtype, value, value
         return made
 
     def read(self, address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

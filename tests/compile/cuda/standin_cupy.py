@@ -39,6 +39,7 @@ RUNTIME = (
     "eventRecord(intptr_t event, intptr_t stream)",
     "streamWaitEvent(intptr_t stream, intptr_t event, unsigned int flags=0)",
     "eventQuery(intptr_t event)",
+    "eventSynchronize(intptr_t event)",
     "eventDestroy(intptr_t event)",
     "streamCreateWithFlags(unsigned int flags) -> intptr_t",
     "streamDestroy(intptr_t stream)",
@@ -140,17 +141,20 @@ class Standin:
             def __init__(self, null: bool = False, non_blocking: bool = False):
                 self.device = device = standin.device()
                 made = standin.streams[device] = standin.streams.get(device, -1) + 1
-                self.ptr = (gpu.stream, gpu.exchange_stream, gpu.copy_stream)[made](device)
+                made_by = gpu.stream, gpu.exchange_stream, gpu.upload_stream, gpu.download_stream
+                self.ptr = made_by[made](device)
 
             def __enter__(self) -> Stream:
                 assert standin.device() == self.device, "a stream of another device"
+                self.before = getattr(standin.here, "stream", None)
+                standin.here.stream = self.ptr
                 return self
 
             def __exit__(self, *error: object) -> None:
-                pass
+                standin.here.stream = self.before
 
             def synchronize(self) -> None:
-                _as_cupy(gpu.synchronize, self.device)
+                _as_cupy(gpu.synchronize, self.device, self.ptr)
 
             @property
             def done(self) -> bool:
@@ -161,7 +165,7 @@ class Standin:
                 assert disable_timing
 
             def record(self, stream: Stream) -> None:
-                self.happened = gpu.mark(stream.device)
+                self.happened = gpu.mark(stream.device, stream.ptr)
 
             @property
             def done(self) -> bool:
@@ -176,12 +180,12 @@ class Standin:
 
         class MemoryPool:
             def malloc(self, size: int) -> Memory:
-                device = standin.device()
+                device, stream = standin.device(), standin.here.stream
                 try:
-                    ptr = gpu.allocate(device, size)
+                    ptr = gpu.allocate(device, size, stream)
                 except EmulatorOutOfMemory as error:
                     raise OutOfMemoryError(str(error)) from None
-                return Memory(lambda: gpu.free(device, ptr), ptr)
+                return Memory(lambda: gpu.free(device, ptr, stream), ptr)
 
             def used_bytes(self) -> int:
                 return gpu.memory_in_use(standin.device())[0]
@@ -256,8 +260,8 @@ class Standin:
         _as_cupy(self.gpu.copy, self.device(), dst, src, size, stream)
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
-        assert value == 0 and stream == self.gpu.stream(self.device())
-        _as_cupy(self.gpu.clear, self.device(), ptr, size)
+        assert value == 0
+        _as_cupy(self.gpu.clear, self.device(), ptr, size, stream)
 
     def deviceGetPCIBusId(self, device: int) -> str:
         return self.gpu.bus_id(device)
@@ -278,6 +282,9 @@ class Standin:
 
     def eventQuery(self, event: int) -> int:
         return 0 if self.gpu.has_happened(self.device(), event) else 600
+
+    def eventSynchronize(self, event: int) -> None:
+        _as_cupy(self.gpu.synchronize_event, self.device(), event)
 
     def eventDestroy(self, event: int) -> None:
         self.gpu.free_event(self.device(), event)

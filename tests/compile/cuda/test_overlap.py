@@ -120,6 +120,44 @@ def uploads(name: str) -> Callable[[], object]:
     return lambda: np.asarray([function(x, X * k) for k in range(4)][-1])
 
 
+def reads(name: str) -> Callable[[], object]:
+    """Results that are read while later calls are under way, some of them fetched before."""
+    step = spmd.jit(lambda x: (snp.tanh(x) * 2, (x * x).sum()))
+    x = spmd.jit(lambda x: x + 0)(X)
+
+    def calls() -> object:
+        state, totals = x, []
+        for k in range(4):
+            state, total = step(state)
+            totals.append(total)
+            if k % 2:
+                total.copy_to_host_async()
+        return [float(total) for total in totals], np.asarray(state)
+
+    calls()
+    return calls
+
+
+def moves(name: str) -> Callable[[], object]:
+    """Arrays that move from the host to a GPU, and from there to another, and are freed there."""
+    step = spmd.jit(lambda x: snp.tanh(x) * 2)
+    one, two = spmd.devices()[:2]
+
+    def calls() -> object:
+        outs = []
+        for k in range(3):
+            x = step(spmd.device_put(X * k, one))
+            outs.append(step(spmd.device_put(x, two)))
+            del x
+        return [np.asarray(out) for out in outs]
+
+    calls()
+    return calls
+
+
+OTHERS = {"uploads": uploads, "reads": reads, "moves": moves}
+
+
 def run(name: str, seed: int, missing: int | None = None) -> int:
     """Run a program without its `missing`-th wait for an event; how many there are."""
     gpu = EmulatorDriver(4, seed=seed, capacity=1 << 26)
@@ -136,9 +174,12 @@ def run(name: str, seed: int, missing: int | None = None) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(makers, kind, lambda: gpu)
         with config.override("cuda_driver", kind):
-            calls = (exchanges if name in PROGRAMS else uploads)(name)
+            calls = (exchanges if name in PROGRAMS else OTHERS[name])(name)
             patch.setattr(Streams, "wait_for", counted)
             calls()
+            for device in range(4):  # what was freed too
+                gpu.synchronize(device)
+                gpu.synchronize(device, gpu.upload_stream(device))
     return len(waits)
 
 
@@ -146,7 +187,7 @@ def run(name: str, seed: int, missing: int | None = None) -> int:
 TOLD = "an event is missing|of one allocation|outside of what is allocated"
 
 
-@pytest.mark.parametrize("name", ["beside", "rows", "scattered", "uploads"])
+@pytest.mark.parametrize("name", ["beside", "rows", "scattered", *OTHERS])
 def test_each_wait_for_an_event_is_needed(name):
     for missing in range(run(name, 0)):
         with pytest.raises(CudaError, match=TOLD):
@@ -155,6 +196,7 @@ def test_each_wait_for_an_event_is_needed(name):
 
 def test_a_missing_wait_is_told_in_any_order():
     """The order in which streams are late is a matter of the seed; the report is not."""
-    for seed, missing in itertools.product(range(20), range(0, run("to the next", 0), 2)):
-        with pytest.raises(CudaError, match=TOLD):
-            run("to the next", seed, missing)
+    for name, step in (("to the next", 5), ("reads", 2), ("moves", 3)):
+        for seed, missing in itertools.product(range(20), range(0, run(name, 0), step)):
+            with pytest.raises(CudaError, match=TOLD):
+                run(name, seed, missing)

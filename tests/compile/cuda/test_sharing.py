@@ -112,6 +112,14 @@ def test_memory_that_went_out_outlives_the_array():
     np.testing.assert_array_equal(library.read(lent.address, lent.shape, lent.dtype), X + 3)
 
 
+def test_numpy_refuses_memory_of_a_gpu():
+    """It lets go of the capsule while it raises: the error stays as it is."""
+    x = snp.asarray(X) + 1
+    with pytest.raises((RuntimeError, BufferError), match=r"(?i)unsupported device"):
+        np.from_dlpack(x)
+    assert not capsules.given
+
+
 def test_a_capsule_gives_its_memory_back():
     gc.collect()  # arrays of earlier tests
     before = driver().memory_in_use(0)[0]

@@ -1,7 +1,8 @@
 """Exchanges between GPUs of several processes, by NCCL, in the devices' own memory.
 
 The one idea: a collective is a few calls of NCCL for each device, known but for the addresses when
-it is compiled, and put into the devices' streams as one group; the host waits for no GPU. Moves
+it is compiled, and put into the devices' exchange streams as one group, between events; the host
+waits for no GPU. Moves
 are of bytes, whatever the dtype. What NCCL can't reduce, or would move in too many rows, goes
 through the host (`collectives/host_execution.py`); all ranks decide alike, as they compile the same
 program.
@@ -169,7 +170,7 @@ class RankExchange:
         calls = []
         for j, number in enumerate(self.numbers):
             given, got = _address(inputs[j][0]), _address(outputs[j][0])
-            stream = self.gpu.stream(number)
+            stream = self.gpu.exchange_stream(number)
             for name, args in self._calls(number, self.ranks[j], given, got):
                 calls.append((number, name, (*args, stream)))
         log = self.collective.comm.log
@@ -185,7 +186,8 @@ class RankExchange:
             FLIGHT.set_phase(before)
             if log is not None:
                 log.landed(place, succeeded=False)  # the stream says when
-        marks = [self.gpu.mark(number) for number in self.numbers]
+        gpu = self.gpu
+        marks = [gpu.mark(number, gpu.exchange_stream(number)) for number in self.numbers]
         nccl.WATCH.add(lambda: all([mark() for mark in marks]), place)
 
     def _calls(self, number: int, rank: int, given: int, got: int) -> Calls:
@@ -220,7 +222,7 @@ class RankExchange:
         move, nbytes = nccl.library().NCCL_UINT8, self.rows * self.block
         pairs = self.collective.params["perm"]
         if all(target != rank for _, target in pairs):
-            self.gpu.clear(number, got, nbytes)
+            self._clear(number, got, nbytes)
         for source, target in pairs:
             if source == rank:
                 yield "send", (given, nbytes, move, target)
@@ -231,12 +233,15 @@ class RankExchange:
         move = nccl.library().NCCL_UINT8
         for source, target, start, place, nbytes in self._boxes:
             if source == -1 and target == rank:
-                self.gpu.clear(number, got + place, nbytes)
+                self._clear(number, got + place, nbytes)
                 continue
             if source == rank:
                 yield "send", (given + start, nbytes, move, target)
             if target == rank:
                 yield "recv", (got + place, nbytes, move, source)
+
+    def _clear(self, number: int, address: int, nbytes: int) -> None:
+        self.gpu.clear(number, address, nbytes, self.gpu.exchange_stream(number))
 
 
 def _address(view: np.ndarray) -> int:

@@ -83,7 +83,8 @@ class EmulatorDriver:
         self._most_in_use = [0] * devices
         # By device.
         self._exchange_streams = [self._streams.new(k) for k in range(devices)]
-        self._copy_streams = [self._streams.new(k) for k in range(devices)]
+        self._upload_streams = [self._streams.new(k) for k in range(devices)]
+        self._download_streams = [self._streams.new(k) for k in range(devices)]
         # The newest record of each event, as work of a stream; None before the first.
         self.events: dict[int, Work | None] = {}
         self._next_event = _FIRST_EVENT
@@ -151,7 +152,7 @@ class EmulatorDriver:
             except OutOfMemoryError:
                 self._streams.run(device)  # what is freed behind its work
                 address = gpu.memory.allocate(nbytes)
-            number = device if stream is None else self._number(device, stream)
+            number = self._stream_number(device, stream)
             gpu.races.allocated(address, number, self._streams.last(number))
             self._in_use[device] += nbytes
             self._most_in_use[device] = max(self._most_in_use[device], self._in_use[device])
@@ -175,7 +176,7 @@ class EmulatorDriver:
                     memory.free(address)
                     del self._freed[address]
 
-            number = device if stream is None else self._number(device, stream)
+            number = self._stream_number(device, stream)
             self._streams.put(number, release, always=True)
 
     def allocate_pinned(self, nbytes: int) -> int:
@@ -187,13 +188,13 @@ class EmulatorDriver:
             self.pinned[address] = room
             return address
 
-    def free_pinned(self, device: int, address: int) -> None:
-        """Free host memory when the work that is in the device's stream now is done."""
+    def free_pinned(self, device: int, address: int, stream: int | None = None) -> None:
+        """Free host memory when the work that is now in a stream of the device is done."""
         with self._lock:
             if address not in self.pinned:
                 raise CudaError(f"free_pinned: {address:#x} is no pinned memory")
-            self._gpu(device)
-            self._streams.put(device, lambda: self.release_pinned(address), always=True)
+            number = self._stream_number(device, stream)
+            self._streams.put(number, lambda: self.release_pinned(address), always=True)
 
     def release_pinned(self, address: int) -> None:
         """Free host memory that no work uses any more."""
@@ -227,11 +228,17 @@ class EmulatorDriver:
         self._gpu(device)
         return _FIRST_STREAM + self._exchange_streams[device]
 
-    def copy_stream(self, device: int) -> int:
-        """The handle of the device's stream for copies from the host; races are looked for."""
+    def upload_stream(self, device: int) -> int:
+        """The handle of the device's stream for copies to its memory; races are looked for."""
         self._look_for_races()
         self._gpu(device)
-        return _FIRST_STREAM + self._copy_streams[device]
+        return _FIRST_STREAM + self._upload_streams[device]
+
+    def download_stream(self, device: int) -> int:
+        """The handle of the device's stream for copies to the host; races are looked for."""
+        self._look_for_races()
+        self._gpu(device)
+        return _FIRST_STREAM + self._download_streams[device]
 
     def new_event(self, device: int) -> int:
         """The handle of an event."""
@@ -249,10 +256,10 @@ class EmulatorDriver:
     def record_event(self, device: int, event: int, stream: int | None = None) -> None:
         """Let an event happen when the work that is in the device's stream, or another, has."""
         with self._lock:
-            stream = self.stream(device) if stream is None else stream
+            number = self._stream_number(device, stream)
             if event not in self.events:
                 raise CudaError(f"{event:#x} is no event")
-            self.events[event] = self._streams.mark(self._number(device, stream))
+            self.events[event] = self._streams.mark(number)
 
     def has_happened(self, device: int, event: int) -> bool:
         """Whether an event has happened; who asks again and again lets its stream get on."""
@@ -269,6 +276,17 @@ class EmulatorDriver:
             if mark is not None:
                 self._streams.wait_for(self._number(device, stream), mark)
 
+    def synchronize_event(self, device: int, event: int) -> None:
+        """Do the work before an event; raises a `CudaError` if any of its device's failed."""
+        with self._lock:
+            self._gpu(device)
+            self._streams.check_no_capture("a wait for an event")
+            if event not in self.events:
+                raise CudaError(f"{event:#x} is no event")
+            mark = self.events[event]
+            if mark is not None:
+                self._streams.wait_until(mark)
+
     def new_stream(self, device: int) -> int:
         """The handle of another stream of a device, as other libraries have them."""
         with self._lock:
@@ -282,19 +300,19 @@ class EmulatorDriver:
             before, after = self._number(device, first), self._number(device, then)
             self._streams.wait_for(after, self._streams.mark(before))
 
-    def mark(self, device: int) -> Callable[[], bool]:
-        """A function that says whether the work that is in the device's stream now has ended.
+    def mark(self, device: int, stream: int | None = None) -> Callable[[], bool]:
+        """A function that says whether the work that is now in a stream of the device is done.
 
         Repeated questions let the work get on.
         """
         with self._lock:
-            self._gpu(device)
-            event = self._streams.mark(device)
+            number = self._stream_number(device, stream)
+            event = self._streams.mark(number)
 
         def has_happened() -> bool:
             with self._lock:
                 if not event.is_done:
-                    self._streams.step(device)
+                    self._streams.step(number)
                 return self._streams.has_happened(event)
 
         return has_happened
@@ -304,10 +322,16 @@ class EmulatorDriver:
         with self._lock:
             self._streams.put(self._number(-1, stream), work)
 
-    def host_address(self, address: int, nbytes: int, what: str) -> int:
-        """The host's address of a range of any memory, for work of another library."""
+    def host_address(self, address: int, nbytes: int, what: str, how: int = 0) -> int:
+        """The host's address of a range of any memory, which work of another library touches.
+
+        `how` is `READ` or `WRITTEN`.
+        """
         with self._lock:
-            return self._memory(address, nbytes, what)
+            found, owner = self._memory(address, nbytes, what), device_of(address)
+            if how and owner is not None:
+                self._touch(owner, what, address, nbytes, how)
+            return found
 
     def load(self, device: int, image: Compiled) -> int:
         """The handle of a module on a device; its PTX is translated."""
@@ -342,37 +366,38 @@ class EmulatorDriver:
     ) -> None:
         """Put a copy into the device's stream, or another, between any memories."""
         with self._lock:
-            self._gpu(device)
-            number = device if stream is None else self._number(device, stream)
-            self._put_copy(number, target, source, nbytes)
+            self._put_copy(self._stream_number(device, stream), target, source, nbytes)
 
     def upload(
         self, device: int, target: int, source: int, nbytes: int, before: int, after: int
     ) -> None:
-        """Put a copy into the stream for copies, between two events."""
+        """Put a copy into the stream for uploads, between two events."""
         with self._lock:
-            stream = self.copy_stream(device)
+            stream = self.upload_stream(device)
             self.wait_event(device, stream, before)
             self._put_copy(self._number(device, stream), target, source, nbytes)
             self.record_event(device, after, stream)
             self.wait_event(device, self.stream(device), after)
 
-    def clear(self, device: int, address: int, nbytes: int) -> None:
-        """Put into the device's stream that memory becomes zeros."""
+    def clear(self, device: int, address: int, nbytes: int, stream: int | None = None) -> None:
+        """Put into the device's stream, or another, that memory becomes zeros."""
         with self._lock:
-            self._gpu(device)
+            number = self._stream_number(device, stream)
             self._memory(address, nbytes, "clear")
-            self._streams.put(device, lambda: self._clear(address, nbytes))
+            self._streams.put(number, lambda: self._clear(address, nbytes))
 
     def _clear(self, address: int, nbytes: int) -> None:
         ctypes.memset(self._memory(address, nbytes, "clear"), 0, nbytes)
+        owner = device_of(address)
+        if owner is not None:
+            self._touch(owner, "a clearing", address, nbytes, WRITTEN)
 
-    def synchronize(self, device: int) -> None:
-        """Do the work of the device's stream; raises a `CudaError` if any of it failed."""
+    def synchronize(self, device: int, stream: int | None = None) -> None:
+        """Do the work of the device's stream, or another; raises a `CudaError` if any failed."""
         with self._lock:
-            self._gpu(device)
+            number = self._stream_number(device, stream)
             self._streams.check_no_capture("a wait for a stream")
-            self._streams.wait(device)
+            self._streams.wait(number)
 
     def is_idle(self, device: int) -> bool:
         """Whether the stream has no work left; who asks again and again lets it get on."""
@@ -520,6 +545,11 @@ class EmulatorDriver:
                 f"a stream of CUDA device {device}, and the current device is {current}"
             )
         return number
+
+    def _stream_number(self, device: int, stream: int | None) -> int:
+        """The number of a stream of a device; None is that for programs."""
+        self._gpu(device)
+        return device if stream is None else self._number(device, stream)
 
     def _current_device(self, stream: int) -> int:
         """The device of a stream, this thread's current one."""

@@ -29,6 +29,7 @@ class _Shadow:
     def __init__(self, granules: int, owner: tuple[int, int]):
         stream, index = owner
         self.writer = np.full(granules, (stream << _INDEX_BITS) | index, np.int64)
+        self.streams = {stream}  # that touched it
         self.readers: dict[int, np.ndarray] = {}  # by stream, the index of its last reader
 
 
@@ -84,6 +85,15 @@ class Races:
         there = slice(first, first + len(how))
         writes, reads = how & WRITTEN != 0, how & READ != 0
         writer, stream = shadow.writer[there], work.stream
+        if shadow.streams == {stream}:  # in order
+            if stream in shadow.readers:
+                shadow.readers[stream][there][reads] = work.index
+            else:
+                shadow.readers[stream] = np.zeros(len(shadow.writer), np.int64)
+                shadow.readers[stream][there] = np.where(reads, work.index, 0)
+            writer[writes] = (stream << _INDEX_BITS) | work.index
+            return
+        shadow.streams.add(stream)
         late = _later(writer, work.seen, stream)
         for other, readers in shadow.readers.items():
             if other != stream:

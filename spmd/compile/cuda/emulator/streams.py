@@ -142,9 +142,21 @@ class Streams:
     def wait(self, number: int) -> None:
         """Do the work of a stream; raises a `CudaError` if any of its device's failed."""
         self.run(number)
+        self._tell(self._streams[number].device)
+
+    def wait_until(self, mark: Work) -> None:
+        """Do the work before an event; raises a `CudaError` if any of its device's failed."""
+        while not mark.is_done:
+            if not self.step(self._random.choice([mark.stream, *self._with_work()])):
+                self._pause.wait(_PAUSE_SECONDS)
+        self._note_ended(mark.stream, mark.index, mark.seen)
+        self._tell(self._streams[mark.stream].device)
+
+    def _tell(self, device: int) -> None:
+        """Raise a `CudaError` if work of a device failed since the host was last told."""
         failures = ""
         for stream in self._streams:
-            if stream.device == self._streams[number].device:
+            if stream.device == device:
                 failures, stream.failure = failures or stream.failure, ""
         if failures:
             raise CudaError(failures)

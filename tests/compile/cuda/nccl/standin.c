@@ -29,9 +29,10 @@ struct Op {
 };
 enum { SUCCESS, UNHANDLED_CUDA, SYSTEM, INTERNAL, INVALID_ARGUMENT };
 enum { WAITS, DONE, BAD_MEMORY, BAD_LENGTH };
+enum { READ = 1, WRITTEN = 2 };
 
 static int (*submit)(uint64_t stream, Op *op);
-static uint64_t (*host_address)(uint64_t address, uint64_t bytes);
+static uint64_t (*host_address)(uint64_t address, uint64_t bytes, int how);
 static int depth, waiting;
 static Comm *entered[64], *joining[64];
 static int entered_count;
@@ -83,7 +84,8 @@ static int step(Comm *comm, Transfer *t, int *failure) {
   uint64_t filled = __atomic_load_n(&c->filled, __ATOMIC_ACQUIRE);
   uint64_t emptied = __atomic_load_n(&c->emptied, __ATOMIC_ACQUIRE);
   if ((filled == emptied) != t->sends) return 0;
-  char *memory = t->own ? t->own : (char *)host_address(t->address, t->bytes);
+  char *memory = t->own;
+  if (!memory) memory = (char *)host_address(t->address, t->bytes, t->sends ? READ : WRITTEN);
   if (!memory) { *failure = BAD_MEMORY; return 0; }
   if (t->sends) {
     memcpy(c->data, memory + t->done, c->length = length);
@@ -103,8 +105,8 @@ static int step(Comm *comm, Transfer *t, int *failure) {
 
 static int reduce(Comm *comm, Reduction *r) {
   uint64_t bytes = r->count * SIZES[r->type];
-  char *given = (char *)host_address(r->given, bytes * (r->slice < 0 ? 1 : comm->size));
-  void *target = (void *)host_address(r->got, bytes);
+  char *given = (char *)host_address(r->given, bytes * (r->slice < 0 ? 1 : comm->size), READ);
+  void *target = (void *)host_address(r->got, bytes, WRITTEN);
   if (!given || !target) return BAD_MEMORY;
   memcpy(r->parts + comm->rank * bytes, given + (r->slice < 0 ? 0 : r->slice * bytes), bytes);
   memcpy(target, r->parts, bytes);

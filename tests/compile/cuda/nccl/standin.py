@@ -49,7 +49,10 @@ def build(folder: Path) -> Path:
 def connect(path: str) -> str:
     """Let the emulator's streams carry what the library does; says through which module."""
     library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
-    kinds = ctypes.CFUNCTYPE(c_int, c_uint64, c_void_p), ctypes.CFUNCTYPE(c_uint64, *[c_uint64] * 2)
+    kinds = (
+        ctypes.CFUNCTYPE(c_int, c_uint64, c_void_p),
+        ctypes.CFUNCTYPE(c_uint64, c_uint64, c_uint64, c_int),
+    )
     failures: list[str] = []
 
     def submit(stream: int, op: int) -> int:
@@ -64,9 +67,9 @@ def connect(path: str) -> str:
         emulator().submit(stream, work)
         return 0
 
-    def host_address(address: int, nbytes: int) -> int:
+    def host_address(address: int, nbytes: int, how: int) -> int:
         try:
-            return emulator().host_address(address, nbytes, "NCCL:")
+            return emulator().host_address(address, nbytes, "NCCL", how)
         except SpmdError as error:
             failures.append(error.text)
             return 0
