@@ -18,6 +18,7 @@ from spmd.base.errors import (
     DtypeError,
     ExpectationError,
     GradError,
+    InconclusiveDimensionError,
     IndexingError,
     IntegerRangeError,
     InternalError,

@@ -169,6 +169,10 @@ class KeyReuseError(SpmdError, TypeError):
     """A random key was used twice, under `debug_key_reuse`."""
 
 
+class InconclusiveDimensionError(SpmdError, TypeError):
+    """A comparison of symbolic sizes whose result depends on them."""
+
+
 class RefusedError(ArgumentError, NotImplementedError):
     """A primitive has no such rule, or a parameter of JAX no meaning here; the text says why."""
 

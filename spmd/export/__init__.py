@@ -7,6 +7,7 @@ export.deserialize(blob).call(x)                # for any b, under grad, vmap an
 
 # ruff: noqa: F401
 
+from spmd.export.dims import max_dim, min_dim
 from spmd.export.encode import (
     register_namedtuple_serialization,
     register_pytree_node_serialization,

@@ -28,6 +28,7 @@ from spmd.base.errors import (
 from spmd.base.source import is_ours
 from spmd.base.tree import (
     TreeDef,
+    broadcast_prefix,
     keystr,
     tree_flatten,
     tree_flatten_with_path,
@@ -474,17 +475,12 @@ def symbolic_args_specs(
 ) -> Any:
     """`ShapeDtypeStruct`s like `args`, with the shapes that a prefix tree of specs describes."""
     leaves, tree = tree_flatten(args)
-    if shapes_specs is None or isinstance(shapes_specs, str):
-        specs = [shapes_specs] * len(leaves)
-    else:
-        missing = object()
-        found, _ = tree_flatten(shapes_specs, is_leaf=lambda x: x is None or isinstance(x, str))
-        specs = [*found, *[missing] * (len(leaves) - len(found))]
-        if missing in specs or len(found) != len(leaves):
-            raise ArgumentError(
-                f"symbolic_args_specs: {len(found)} specs for {len(leaves)} arrays; give one for "
-                "each, or one text for all"
-            )
+    # A text says the shapes of all arrays below it; what is a sequence here may be a tuple there.
+    if isinstance(args, tuple) and isinstance(shapes_specs, list):
+        shapes_specs = tuple(shapes_specs)
+    specs = broadcast_prefix(
+        shapes_specs, args, "shapes_specs of symbolic_args_specs", lambda x: isinstance(x, str)
+    )
     scope = scope or (SymbolicScope(constraints) if constraints else None)
     infos = [info_of(x) for x in leaves]
     made = [

@@ -156,6 +156,7 @@ class _Model:
             for monomial, factor in expr.terms.items():
                 term = self._numbers([factor], np.int64, (1,))
                 for symbol in monomial:
+                    assert isinstance(symbol, str), "programs have polynomials of symbols"
                     term = self._before("Mul", term, self._symbol(symbol))
                 total = self._before("Add", total, term) if total else term
             self.sizes[text] = total

@@ -1,4 +1,4 @@
-"""Symbolic sizes: polynomials with integer coefficients over named symbols, such as `2*b + 1`.
+"""Symbolic sizes in texts, scopes and calls: `symbolic_shape`, constraints, and solving.
 
 A user writes them in `symbolic_shape("b, 4")`, an exported file holds them where a size depends on
 a symbol, and a call of the file with arrays solves for them.
@@ -7,115 +7,14 @@ a symbol, and a call of the file with arrays solves for them.
 from __future__ import annotations
 
 import ast
-import functools
-import itertools
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from spmd.base.errors import ArgumentError, ShapeError
-
-Monomial: TypeAlias = tuple[str, ...]  # of symbols in order; the empty one is the constant
-
-
-class DimExpr:
-    """A size that is known when the function is called: a polynomial over symbols.
-
-    It can be added, subtracted, multiplied and compared for equality. It is no number: while a
-    function is exported its code sees numbers, and the file says how they depend on the symbols.
-    """
-
-    __slots__ = ("_terms", "scope")
-
-    def __init__(self, terms: Mapping[Monomial, int], scope: SymbolicScope | None = None):
-        self.scope = scope
-        kept = {tuple(sorted(m)): c for m, c in terms.items() if c}
-        self._terms = dict(sorted(kept.items(), key=lambda item: (-len(item[0]), item[0])))
-
-    @property
-    def terms(self) -> dict[Monomial, int]:
-        return self._terms
-
-    def symbols(self) -> tuple[str, ...]:
-        """The names that occur, sorted."""
-        return tuple(sorted({name for monomial in self._terms for name in monomial}))
-
-    def evaluate(self, sizes: Mapping[str, int]) -> int:
-        """The value of the polynomial where the symbols have these sizes."""
-        return sum(c * math.prod(sizes[name] for name in m) for m, c in self._terms.items())
-
-    def substitute(self, sizes: Mapping[str, int]) -> DimExpr:
-        """The same polynomial with some symbols replaced by numbers."""
-        terms: dict[Monomial, int] = {}
-        for monomial, c in self._terms.items():
-            left = tuple(name for name in monomial if name not in sizes)
-            factor = math.prod(sizes[name] for name in monomial if name in sizes)
-            terms[left] = terms.get(left, 0) + c * factor
-        return DimExpr(terms, self.scope)
-
-    def __add__(self, other: DimExpr | int) -> DimExpr:
-        terms = dict(self._terms)
-        for monomial, c in _expr(other)._terms.items():
-            terms[monomial] = terms.get(monomial, 0) + c
-        return DimExpr(terms, self.scope or _expr(other).scope)
-
-    def __mul__(self, other: DimExpr | int) -> DimExpr:
-        terms: dict[Monomial, int] = {}
-        pairs = itertools.product(self._terms.items(), _expr(other)._terms.items())
-        for (left, a), (right, b) in pairs:
-            both = tuple(sorted(left + right))
-            terms[both] = terms.get(both, 0) + a * b
-        return DimExpr(terms, self.scope or _expr(other).scope)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
-
-    def __neg__(self) -> DimExpr:
-        return self * -1
-
-    def __sub__(self, other: DimExpr | int) -> DimExpr:
-        return self + _expr(other) * -1
-
-    def __rsub__(self, other: int) -> DimExpr:
-        return -self + other
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, (DimExpr, int)) and self._terms == _expr(other)._terms
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._terms.items()))
-
-    def __bool__(self) -> bool:
-        raise ArgumentError(f"the symbolic size {self} has no truth value until it is known")
-
-    def __int__(self) -> int:
-        raise ArgumentError(
-            f"the symbolic size {self} is no number yet; shapes with symbols describe the "
-            "arguments of export(jit(f))(...), in ShapeDtypeStructs"
-        )
-
-    __index__ = __int__
-
-    def __str__(self) -> str:
-        text = ""
-        for monomial, c in self._terms.items() or [((), 0)]:
-            powers = [(name, len(list(same))) for name, same in itertools.groupby(monomial)]
-            factors = [name if n == 1 else f"{name}^{n}" for name, n in powers]
-            if abs(c) != 1 or not factors:
-                factors.insert(0, str(abs(c)))
-            sign = (" - " if c < 0 else " + ") if text else ("-" if c < 0 else "")
-            text += sign + "*".join(factors)
-        return text
-
-    __repr__ = __str__
-
-
-Size: TypeAlias = int | DimExpr
-
-
-def _expr(x: DimExpr | int) -> DimExpr:
-    return x if isinstance(x, DimExpr) else DimExpr({(): int(x)})
+from spmd.base.source import current_source
+from spmd.export.dims import OPERATIONS, DimExpr, Factor, Monomial, Size, bounds
+from spmd.export.dims import _expr as expression
 
 
 def is_symbolic_dim(p: Any) -> bool:
@@ -127,22 +26,20 @@ def is_symbolic_dim(p: Any) -> bool:
 
 
 def parse(text: str, what: str = "symbolic_shape") -> Size:
-    """A size from its text: integers, names, +, -, * and ^ with an integer exponent."""
+    """A size from its text: integers, names, +, -, *, ^, floordiv, mod, max and min."""
     try:
-        expr = _read(ast.parse(text.strip().replace("^", "**"), mode="eval").body)
-    except (SyntaxError, ValueError):
+        return _read(ast.parse(text.strip().replace("^", "**"), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
         raise ArgumentError(
-            f"{what}: {text.strip()!r} is not a size; sizes are made of integers, names, +, -, * "
-            "and ^, such as 'b' or '2*b + 1'. Quotients and remainders are not supported: name "
-            "the quotient, and write the size as a multiple of it."
+            f"{what}: {text.strip()!r} is not a size; sizes are made of integers, names, +, -, *, "
+            "^, floordiv, mod, max and min, such as 'b', '2*b + 1' or 'floordiv(b, 2)'"
         ) from None
-    return expr if expr.symbols() else expr.evaluate({})
 
 
-def _read(node: ast.AST) -> DimExpr:
+def _read(node: ast.AST) -> Size:
     match node:
-        case ast.Constant(value=int() as number):
-            return _expr(number)
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            return number
         case ast.Name(id=name):
             return DimExpr({(name,): 1})
         case ast.UnaryOp(op=ast.USub(), operand=x):
@@ -155,11 +52,14 @@ def _read(node: ast.AST) -> DimExpr:
             return _read(left) * _read(right)
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() as power)):
             if power >= 0:
-                return functools.reduce(operator.mul, [_read(left)] * power, _expr(1))
+                return math.prod([_read(left)] * power, start=1)
+        case ast.Call(func=ast.Name(id=name), args=[left, right], keywords=[]):
+            if name in OPERATIONS:
+                return OPERATIONS[name](_read(left), _read(right))
     raise ValueError
 
 
-_COMPARISONS = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
+_SIGNS = (">=", "<=", "==")
 
 
 class Constraint:
@@ -167,36 +67,112 @@ class Constraint:
 
     def __init__(self, text: str):
         self.text = text
-        for sign, compare in _COMPARISONS.items():
+        for sign in _SIGNS:
             left, found, right = text.partition(sign)
             if found:
                 what = f"constraint {text!r}"
-                self._compare = compare
-                self._sides = _expr(parse(left, what)), _expr(parse(right, what))
+                self.sign = sign
+                self.sides = tuple(expression(parse(side, what)) for side in (left, right))
                 return
         raise ArgumentError(
-            f"constraint {text!r} must compare two sizes with one of {', '.join(_COMPARISONS)}"
+            f"constraint {text!r} must compare two sizes with one of {', '.join(_SIGNS)}"
         )
 
     def symbols(self) -> tuple[str, ...]:
-        return tuple(sorted({name for side in self._sides for name in side.symbols()}))
+        return tuple(sorted({name for side in self.sides for name in side.symbols()}))
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether it is true for these sizes; symbols that have none satisfy it."""
         if any(name not in sizes for name in self.symbols()):
             return True
-        left, right = (side.evaluate(sizes) for side in self._sides)
-        return bool(self._compare(left, right))
+        left, right = (side.evaluate(sizes) for side in self.sides)
+        return {">=": left >= right, "<=": left <= right, "==": left == right}[self.sign]
 
 
 class SymbolicScope:
-    """Symbols that mean the same size wherever they occur, and the promises about them."""
+    """Symbols that mean the same size wherever they occur, and the promises about them.
+
+    `constraints_str` are texts that compare two sizes with `>=`, `<=` or `==`. A size on the left
+    of an `==` is written as the one on the right from then on. Raises an `ArgumentError` for a
+    promise that can't be kept.
+
+    >>> scope = SymbolicScope(["b >= 4", "mod(b, 4) == 0"])
+    >>> (b,) = symbolic_shape("b", scope=scope)
+    >>> b >= 2, b % 4
+    (True, 0)
+    """
 
     def __init__(self, constraints_str: Sequence[str] = ()):
-        self.constraints = tuple(Constraint(text) for text in constraints_str)
+        if isinstance(constraints_str, str):
+            raise ArgumentError(
+                f"SymbolicScope: constraints are a sequence of texts, got {constraints_str!r}"
+            )
+        self.constraints: tuple[Constraint, ...] = ()
+        # Sizes that are at least 0; and terms, with their number, that are written otherwise.
+        self.facts: list[DimExpr] = []
+        self._rules: list[tuple[Monomial, int, DimExpr]] = []
+        self.place = current_source()
+        for text in constraints_str:
+            self._add(Constraint(text))
+
+    def _add(self, constraint: Constraint) -> None:
+        left, right = (DimExpr(side.terms, self) for side in constraint.sides)
+        difference = expression(right - left if constraint.sign == "<=" else left - right, self)
+        low, high = bounds(difference)
+        if (high < 0) or (constraint.sign == "==" and low > 0):
+            raise ArgumentError(f"constraint {constraint.text!r} can't be satisfied")
+        self.constraints += (constraint,)
+        if constraint.sign != "==":
+            if difference.constant is None:
+                self.facts.append(difference)
+            return
+        if difference.constant == 0:
+            return
+        self.facts += [difference, expression(-difference, self)]
+        if len(left.terms) == 1:
+            ((monomial, c),) = left.terms.items()
+            self._write(monomial, c, right)
+            one = monomial[0] if len(monomial) == c == 1 else None
+            if getattr(one, "kind", None) == "mod" and right.constant == 0:
+                self._write_multiple(one)
+
+    def _write_multiple(self, remainder: Any) -> None:
+        """Without a remainder, the quotient times the divisor is the dividend."""
+        over, by = remainder.operands
+        quotient = expression(over // by)
+        times = expression(by * quotient)
+        if times.terms != over.terms and len(times.terms) == 1:
+            ((monomial, c),) = times.terms.items()
+            self._write(monomial, c, DimExpr(over.terms, self))
+
+    def _write(self, monomial: Monomial, c: int, right: DimExpr) -> None:
+        if monomial and all(monomial != m for m in right.terms):
+            self._rules.append((monomial, c, right))
+
+    def rewritten(self, terms: dict[Monomial, int]) -> dict[Monomial, int]:
+        """Terms of a sum as the equalities say that they are to be written."""
+        for monomial, c, right in self._rules:
+            times, left = divmod(terms.get(monomial, 0), c)
+            if times and not left:
+                terms = {m: n for m, n in terms.items() if m != monomial}
+                for m, n in right.terms.items():
+                    terms[m] = terms.get(m, 0) + n * times
+            terms = _with_symbol_replaced(terms, monomial, c, right)
+        return {m: c for m, c in terms.items() if c}
 
     def __repr__(self) -> str:
         return f"SymbolicScope({[c.text for c in self.constraints]})"
+
+
+def _with_symbol_replaced(
+    terms: dict[Monomial, int], monomial: Monomial, c: int, right: DimExpr
+) -> dict[Monomial, int]:
+    """Terms in which a symbol that equals a size is that size, in products too."""
+    name: Factor | None = monomial[0] if len(monomial) == c == 1 else None
+    if not isinstance(name, str) or not any(name in m for m in terms):
+        return terms
+    free = DimExpr(terms).substitute({name: DimExpr(right.terms)})
+    return dict(free.terms)
 
 
 def symbolic_shape(
@@ -208,7 +184,8 @@ def symbolic_shape(
 ) -> tuple[Size, ...]:
     """A shape with named sizes, for the arguments of an exported function.
 
-    `shape_spec` lists sizes: integers, names, and polynomials of names. `_` takes the size from
+    `shape_spec` lists sizes: integers, names, and polynomials of names, of their quotients
+    `floordiv(b, 2)`, remainders `mod(b, 2)`, and of `max` and `min`. `_` takes the size from
     `like`, and `...` takes all those that are left. Raises an `ArgumentError` that quotes what
     can't be read. **A name means the same size in all arguments of one export.**
 
@@ -217,6 +194,10 @@ def symbolic_shape(
     """
     if scope is not None and constraints:
         raise ArgumentError("symbolic_shape: give constraints when the scope is made, or no scope")
+    if isinstance(constraints, str):
+        raise ArgumentError(
+            f"symbolic_shape: constraints are a sequence of texts, got {constraints!r}"
+        )
     scope = scope or (SymbolicScope(constraints) if constraints else None)
     if not isinstance(shape_spec, str | None):
         raise ArgumentError(
@@ -225,7 +206,7 @@ def symbolic_shape(
     text = "..." if shape_spec is None else shape_spec.strip()
     if text[:1] == "(" and text[-1:] == ")":
         text = text[1:-1]
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = [part.strip() for part in _parted(text) if part.strip()]
     out: list[Size] = []
     for k, part in enumerate(parts):
         if part in ("_", "...") and like is None:
@@ -238,12 +219,36 @@ def symbolic_shape(
             out.append(_at(like or (), k, shape_spec))
         else:
             out.append(parse(part))
+    for k, (size, there) in enumerate(zip(out, like or (), strict=False)):
+        if there is None or (isinstance(size, int) and isinstance(there, int) and size != there):
+            raise ArgumentError(
+                f"symbolic_shape: dim {k} of {shape_spec!r} is {size}, that of `like` is {there}"
+            )
     if like is not None and len(out) != len(like):
         raise ArgumentError(
             f"symbolic_shape: {shape_spec!r} has {len(out)} dims, `like` has {len(like)}: "
             f"{tuple(like)}"
         )
-    return tuple(DimExpr(s.terms, scope) if isinstance(s, DimExpr) and scope else s for s in out)
+    return tuple(_in_scope(s, scope) for s in out)
+
+
+def _parted(text: str) -> list[str]:
+    """A text in the pieces between its commas that are in no parentheses."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _in_scope(size: Size, scope: SymbolicScope | None) -> Size:
+    if not isinstance(size, DimExpr) or scope is None or size.scope is scope:
+        return size
+    made = DimExpr(size.terms, scope)
+    return made if made.constant is None else made.constant
 
 
 def _at(like: Sequence[Size], k: int, spec: str | None) -> Size:
@@ -262,7 +267,7 @@ def solve(wanted: Iterable[tuple[Size, int, str]], constraints: Sequence[Constra
     """
     known: dict[str, int] = {}
     from_where: dict[str, str] = {}
-    open_ones = [(_expr(size), number, where) for size, number, where in wanted]
+    open_ones = [(expression(size), number, where) for size, number, where in wanted]
     progress = True
     while progress:
         progress = False

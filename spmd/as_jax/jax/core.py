@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import importlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,15 +51,14 @@ __all__ = [
     "get_aval",
     "get_opaque_trace_state",
     "is_constant_dim",
-    "max_dim",
-    "min_dim",
+    "is_constant_shape",
     "new_jaxpr_eqn",
     "no_effects",
     "pytype_aval_mappings",
     "unsafe_get_axis_names_DO_NOT_USE",
     "valid_jaxtype",
 ]
-__getattr__ = missing("jax.core")
+_absent = missing("jax.core")
 
 # Arrays are all the values that there are.
 AbstractValue = ShapedArray
@@ -94,18 +94,26 @@ def is_constant_dim(size: Any) -> bool:
     return isinstance(size, int | np.integer)
 
 
-def max_dim(d1: Any, d2: Any) -> Any:
-    """The larger of two sizes, numbers or symbolic ones."""
-    if is_constant_dim(d1) and is_constant_dim(d2):
-        return max(d1, d2)
-    return d2.rmax(d1) if is_constant_dim(d1) else d1.max(d2)
+def is_constant_shape(shape: Sequence[Any]) -> bool:
+    """Whether all sizes of a shape are numbers."""
+    return all(map(is_constant_dim, shape))
 
 
-def min_dim(d1: Any, d2: Any) -> Any:
-    """The smaller of two sizes, numbers or symbolic ones."""
-    if is_constant_dim(d1) and is_constant_dim(d2):
-        return min(d1, d2)
-    return d2.rmin(d1) if is_constant_dim(d1) else d1.min(d2)
+# Most programs need none of them, and `export` is large.
+_OF_EXPORT = {
+    "InconclusiveDimensionOperation": ("errors", "InconclusiveDimensionError"),
+    "is_symbolic_dim": ("export", "is_symbolic_dim"),
+    "max_dim": ("export", "max_dim"),
+    "min_dim": ("export", "min_dim"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The names of symbolic sizes, which are imported when they are asked for."""
+    if name not in _OF_EXPORT:
+        return _absent(name)
+    module, own = _OF_EXPORT[name]
+    return getattr(importlib.import_module(f"spmd.{module}"), own)
 
 
 @contextlib.contextmanager
