@@ -52,6 +52,10 @@ class DeviceMemory:
         """Begin to copy the values to the host, which will read them."""
         raise NotImplementedError
 
+    def defer(self, check: Callable[[], None]) -> None:
+        """Call a function before the host next gets values of the device, which may raise."""
+        raise NotImplementedError
+
     def is_done(self) -> bool:
         """Whether the work that makes the values has ended."""
         raise NotImplementedError

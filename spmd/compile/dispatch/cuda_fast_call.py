@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.config import config
 from spmd.base.device import default_device
 from spmd.compile.dispatch.argument_matcher import UnmatchedError, has_buffer, is_number, packed
 from spmd.compile.executable import cuda_backend, cuda_calls, cuda_moments
 from spmd.compile.executable.cuda_backend import ResultMemory
-from spmd.compile.executable.cuda_graphs import graphs_of
+from spmd.compile.executable.cuda_graphs import graphs_of, without_graphs
 from spmd.compile.executable.cuda_uploads import Uploads
 from spmd.core.aval import ShapedArray
 from spmd.sharding.array import Array
@@ -48,8 +49,10 @@ class CudaCalls(_Base):
     def function(self) -> Callable[..., Any]:
         """The function `match(args, kwargs)`."""
         native, call = self.executable.native, cuda_calls.Call(self.executable)
-        if not call.is_enqueued:
-            raise UnmatchedError  # the host has a part in it
+        if not call.is_enqueued:  # the host has a part in it
+            if config.cuda_graphs:
+                without_graphs(native, "the host has a part in it")
+            raise UnmatchedError
         self.names |= call.names | {"enqueue": native.entry, "kept": self.executable}
         matching = self.matched()
         self.match_distinct()

@@ -320,7 +320,11 @@ class JitFunction:
             return list(compress(self._signature.leaf_names(args, kwargs), needed))
 
         check_donated(self._signature.what, leaves, executable.donated, names)
+        looks = config.debug_nans or config.debug_infs
+        given = kept_operands(leaves, executable.donated) if looks else leaves
         outs = _run(executable, leaves, names, entry)
+        if looks and not executable.is_map:
+            check_nans(entry.closed, self._signature.name, given, outs)
         for out in outs if self._home is not None else ():
             out._sharding = self._home
         return entry.out_tree.unflatten(outs)

@@ -98,6 +98,9 @@ class CudaMemory(DeviceMemory):
         self.fetched = fetched
         _read.append((gpu.mark(device, stream), self))
 
+    def defer(self, check: Callable[[], None]) -> None:
+        cuda_reports.defer(self.driver, self.device, check)
+
     def is_done(self) -> bool:
         if not self.ready:
             return self.driver.is_idle(self.device)
@@ -114,7 +117,7 @@ class CudaMemory(DeviceMemory):
 
     def __del__(self) -> None:
         address = getattr(self, "address", 0)
-        if not address or sys.is_finalizing():
+        if not address or sys is None or sys.is_finalizing():
             return
         if self.lender is None:
             home = self.home
@@ -141,7 +144,7 @@ class _Fetched:
 
     def __del__(self) -> None:
         address = getattr(self, "address", 0)
-        if address and not sys.is_finalizing():
+        if address and sys is not None and not sys.is_finalizing():
             gpu, device = self.driver, self.device
             gpu.free_pinned(device, address, gpu.download_stream(device))
 
@@ -168,7 +171,7 @@ class ResultMemory(list[int]):
             self.driver.free(self.device, self.pop())
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if sys is not None and not sys.is_finalizing():
             self.release()
 
 

@@ -41,7 +41,7 @@ class Graph:
         self.gpu, self.device, self.handle = gpu, device, handle
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if sys is not None and not sys.is_finalizing():
             self.gpu.free_graph(self.device, self.handle)
 
 
@@ -64,8 +64,7 @@ class Graphs:
             graph = self._captured(frames, records)
         except CudaError as error:  # nothing was done: the GPU takes launches as before
             self.is_on = False
-            if config.log_compiles:
-                print(f"spmd: {self.native.name}: without graphs: {error.text}", file=sys.stderr)
+            without_graphs(self.native, error.text)
             return self._launch(frames)
         with self._lock:
             if len(self.known) >= MOST_GRAPHS:
@@ -105,11 +104,25 @@ class Graphs:
         return graph
 
 
+def without_graphs(native: CudaProgram, reason: str) -> None:
+    """Tell those who log compiles why a program has no graphs."""
+    if config.log_compiles:
+        print(f"spmd: {native.name}: without graphs: {reason}", file=sys.stderr)
+
+
 def graphs_of(native: CudaProgram, call: Call) -> Graphs | None:
     """The graphs of a program; None if it would have none, or one is not less than its launches."""
-    if not config.cuda_graphs or len(call.numbers) > 1 or native.encoded.calls_python:
+    if not config.cuda_graphs:
+        return None
+    if len(call.numbers) > 1:
+        without_graphs(native, f"it runs on {len(call.numbers)} GPUs")
+        return None
+    if native.encoded.calls_python:
+        without_graphs(native, "the host has a part in it")
         return None
     launches = native.encoded.cost_ps / (1000 * stream_steps_ir.LAUNCH_NS)
     if not 2 <= launches <= _MOST_LAUNCHES:
+        if launches > 1:
+            without_graphs(native, f"it has {launches:.0f} launches, more than {_MOST_LAUNCHES}")
         return None
     return Graphs(native, call.numbers[0])

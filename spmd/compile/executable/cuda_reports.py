@@ -66,6 +66,44 @@ def wait(gpu: Driver, device: int, synchronize: Callable[[], None], is_all: bool
         ) from None
     if found and is_all:
         found.clear()
+    checks = _checks.get((gpu, device))
+    if checks is not None and not checks.is_busy:
+        checks.make()
+
+
+# ---- checks of results ---------------------------------------------------------------------------
+
+# More checks than this don't wait for a read: each keeps the operands of a call.
+_MOST_CHECKS = 16
+
+
+class _Checks(deque[Callable[[], None]]):
+    """Checks of the results of calls, the oldest first."""
+
+    is_busy = False
+
+    def make(self, left: int = 0) -> None:
+        """Make all but so many; after one that raises the others would tell of its consequences."""
+        self.is_busy = True
+        try:
+            while len(self) > left:
+                self.popleft()()
+        except BaseException:
+            self.clear()
+            raise
+        finally:
+            self.is_busy = False
+
+
+_checks: dict[tuple[Driver, int], _Checks] = {}
+
+
+def defer(gpu: Driver, device: int, check: Callable[[], None]) -> None:
+    """Let a check be made when the host next waits for a device."""
+    checks = _checks.setdefault((gpu, device), _Checks())
+    checks.append(check)
+    if len(checks) > _MOST_CHECKS and not checks.is_busy:
+        checks.make(_MOST_CHECKS)
 
 
 # ---- who holds memory --------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Upload:
 
     def __del__(self) -> None:
         used = getattr(self, "used", 0)
-        if used and not sys.is_finalizing():
+        if used and sys is not None and not sys.is_finalizing():
             gpu, device = self.memory.driver, self.memory.device
             gpu.free_pinned(device, self.pinned)
             gpu.free_event(device, self.copied)

@@ -25,6 +25,7 @@ from spmd.compile.executable.async_operands import belongs_in_queue, deleted
 from spmd.compile.executable.backend import constant
 from spmd.compile.executable.executable import Executable, backend_of
 from spmd.compile.executable.mesh_nan_check import Whole, check_mesh_nans
+from spmd.compile.executable.nan_check import held, look
 from spmd.compile.fingerprint import fingerprint
 from spmd.compile.lazy import build, pipeline, redistribute
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
@@ -100,9 +101,16 @@ def evaluate_map(
         listener(executable, params)
     if not (config.debug_nans or config.debug_infs):
         return executable(operands, takes)
+    operands = held(operands)
+    if whole is not None:
+        whole = replace(whole, arguments=held(whole.arguments))
     outs = executable(operands)  # nothing is written over an operand: it may have to run again
     kind = "jit" if whole is not None else "pmap" if params["kind"] == "pmap" else "shard_map"
-    executable.check_nans(f"{kind}({params['name']})", params["jaxpr"], operands, outs, whole)
+    name, closed = f"{kind}({params['name']})", params["jaxpr"]
+    if executable.topology.is_spread:  # all ranks look now: they may not all read
+        executable.check_nans(name, closed, operands, outs, whole)
+    else:
+        look(outs, lambda made: executable.check_nans(name, closed, operands, made, whole))
     return outs
 
 

@@ -1,12 +1,13 @@
 """`debug_nans` and `debug_infs`: find the operation that first made a NaN, or an infinity.
 
 A compiled call is looked at from outside: only when a result holds one is its jaxpr run again,
-equation by equation, until one makes a NaN out of operands that hold none.
+equation by equation, until one makes a NaN out of operands that hold none. Results in the memory of
+a device are looked at when the host reads values there, so that a call does not wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,35 @@ from spmd.base.source import Source, current_source
 from spmd.core.aval import typeof
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal
 from spmd.core.trace import to_numpy
+from spmd.sharding.array import Array, alias
+from spmd.sharding.future import DeviceMemory
 
 
 def check_nans(closed: ClosedJaxpr, name: str, operands: Sequence[Any], results: Any) -> None:
     """Raise a FloatingPointError that names the user's line if a result holds a bad value."""
+    given = held(operands)
+    look(results, lambda made: _check_nans(closed, name, given, made))
+
+
+def look(results: Sequence[Any], check: Callable[[Sequence[Any]], None]) -> None:
+    """Check results now, or with these settings when values of their devices are read."""
+    shards = [s for x in results if type(x) is Array for s in x.shards or (x,)]
+    owners = {s.device: s.owner for s in shards if isinstance(s.owner, DeviceMemory)}
+    if not owners:
+        check(results)
+        return
+    nans, infs, left = config.debug_nans, config.debug_infs, [held(results)]
+
+    def later() -> None:
+        if left:  # no other device had it made
+            with config.override("debug_nans", nans), config.override("debug_infs", infs):
+                check(left.pop())
+
+    for owner in owners.values():
+        owner.defer(later)
+
+
+def _check_nans(closed: ClosedJaxpr, name: str, operands: Sequence[Any], results: Any) -> None:
     bad = next(filter(None, map(what_is_wrong, results)), None)
     if bad is None:
         return
@@ -35,16 +61,34 @@ def check_nans(closed: ClosedJaxpr, name: str, operands: Sequence[Any], results:
 def kept_operands(operands: Sequence[Any], donated: Sequence[bool]) -> list[Any]:
     """The operands, copied where a program takes their memory, for a look at them afterwards."""
     taken = dict(enumerate(donated))
-    return [np.array(to_numpy(x)) if taken.get(k) else x for k, x in enumerate(operands)]
+    return [
+        np.array(to_numpy(x)) if taken.get(k) and not _is_far(x) else x
+        for k, x in enumerate(held(operands))
+    ]
+
+
+def held(values: Sequence[Any]) -> list[Any]:
+    """The values, those of devices as other arrays: their memory is neither freed nor taken."""
+    return [alias(x) if _is_far(x) else x for x in values]
+
+
+def _is_far(x: Any) -> bool:
+    """Whether the values of an array, or some of them, lie in the memory of a device."""
+    return type(x) is Array and any(isinstance(s.owner, DeviceMemory) for s in x.shards or (x,))
 
 
 def check_operation(name: str, results: Sequence[Any]) -> None:
     """Raise a FloatingPointError that names the user's line if an operation made a bad value."""
+    source = current_source()
+    look(results, lambda made: _check_operation(name, made, source))
+
+
+def _check_operation(name: str, results: Sequence[Any], source: Source) -> None:
     for x in results:
         bad = what_is_wrong(x)
         if bad is not None:
             value = to_numpy(x)
-            raise FloatingPointError(f"{name} made {bad}{_place(value)} at {current_source()}")
+            raise FloatingPointError(f"{name} made {bad}{_place(value)} at {source}")
 
 
 @record

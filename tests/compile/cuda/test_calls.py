@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import weakref
 from collections import Counter
 from functools import partial
 
@@ -379,6 +380,64 @@ def test_arenas_are_freed_where_memory_is_short(monkeypatch):
 
 def fail(device, nbytes):
     raise OutOfMemoryError("none is left")
+
+
+def test_nans_are_told_where_values_are_read(asked):
+    @partial(spmd.jit, donate_argnums=0)
+    def step(w, x):
+        return snp.log(w) + x, (w * w).sum()
+
+    mapped = spmd.pmap(lambda x: lax.psum(snp.sqrt(x), "i"), axis_name="i")
+    w, x, xs = snp.asarray(np.abs(X) + 1) + 0, snp.asarray(X) - 5, mapped(np.abs(X))
+    with spmd.debug_nans(True):
+        first, total = step(w, x)
+        asked.clear()
+        outs = [step(first, x)]  # a NaN: the logarithm of a negative number
+        outs.append(step(outs[0][0], x))
+        sums = mapped(xs - 100)
+        assert not asked["synchronize"] and first.is_deleted()
+    told = r"jit\(step\): log made a NaN at \[0, 0\] of f32\[4,6\], at .*test_calls.py:\d+ \(step\)"
+    with pytest.raises(FloatingPointError, match=told):
+        float(total)
+    np.testing.assert_allclose(float(total), ((np.abs(X) + 1) ** 2).sum(), 1e-5)  # told once
+    with pytest.raises(FloatingPointError, match=r"pmap\(<lambda>\): sqrt made a NaN on cuda:0"):
+        sums.addressable_shards[3].data.block_until_ready()
+    with spmd.debug_nans(True):
+        bad = snp.log(x)
+    with pytest.raises(FloatingPointError, match=r"log made a NaN at .*test_calls.py"):
+        bad.block_until_ready()
+
+
+def test_checks_of_results_do_not_keep_all_operands():
+    """Only the newest calls wait for a look at their results."""
+    double = spmd.jit(lambda x: x * 2)
+    x = snp.asarray(X) + 0
+    with spmd.debug_nans(True):
+        first = weakref.ref(x.owner)
+        for _ in range(30):
+            x = double(x)
+        gc.collect()
+        assert first() is None
+    np.testing.assert_allclose(x, X * 2.0**30)
+
+
+@pytest.mark.parametrize(
+    "function, told",
+    [
+        (
+            lambda x: lax.while_loop(lambda s: s.sum() < 9, lambda s: s + 1, x),
+            "the host has a part",
+        ),
+        (spmd.pmap(lambda x: lax.psum(x * 2, "i") + x, axis_name="i"), "it runs on 4 GPUs"),
+    ],
+)
+def test_the_obstacle_to_a_graph_is_told(function, told, capfd):
+    function = function if hasattr(function, "lower") else spmd.jit(function)
+    x = function(X)
+    with config.override("log_compiles", True):
+        for _ in range(CALLS):
+            function(x)
+    assert capfd.readouterr().err.count(f"without graphs: {told}") == 1
 
 
 def test_failures_of_a_repeated_call_name_the_program():

@@ -386,6 +386,14 @@ def test_debug_nans_names_the_line():
             jit(lax.exp)(np.array([np.nan, 1.0], np.float32))
 
 
+def test_debug_nans_looks_at_calls_with_an_argument_elsewhere_that_nothing_reads():
+    one, two = spmd.devices()[:2]
+    function = jit(lambda x, unused: lax.log(x))
+    given = spmd.device_put(-np.ones(3, np.float32), one), spmd.device_put(X, two)
+    with config.override("debug_nans", True), pytest.raises(FloatingPointError, match="log made"):
+        function(*given)
+
+
 def test_debug_prints_kernels_and_passes(capsys):
     with config.override("debug", "134"):
         jit(lambda x: lax.cos(lax.mul(x, np.float32(1.2345))))(X)
