@@ -21,6 +21,7 @@ from typing import Any
 
 from spmd.base.config import config
 from spmd.compile.cuda import stream_steps_ir
+from spmd.compile.cuda.attention import render_attention
 from spmd.compile.cuda.collectives.exchange import (
     FIRST,
     INPUT,
@@ -38,11 +39,13 @@ from spmd.compile.cuda.program import CudaProgram
 from spmd.compile.cuda.sort import render_sort
 from spmd.compile.cuda.stream_order import Access, Block
 from spmd.compile.cuda.stream_steps_ir import COMPUTING, EXCHANGING
+from spmd.compile.kernel.attention import BlockedAttention
 from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
 from spmd.compile.kernel.window_contraction import Contraction
 from spmd.compile.lower.steps import (
+    Attend,
     Branch,
     Buffer,
     Compiled,
@@ -104,13 +107,15 @@ def assemble(
 
 
 @functools.cache
-def rendering(callee: Kernel | Product | Contraction) -> Rendered:
+def rendering(callee: Kernel | Product | Contraction | BlockedAttention) -> Rendered:
     """A callee as CUDA functions; equal ones are rendered once."""
     match callee:
         case Kernel():
             return render(callee)
         case Product():
             return render_product(callee)
+        case BlockedAttention():
+            return render_attention(callee)
     return render_contraction(callee)
 
 
@@ -269,6 +274,8 @@ class Builder(ProgramBuilder):
                 rendered = rendering(step.contraction)
             case Sort() | SortRows():
                 rendered = render_sort(step)
+            case Attend():
+                rendered = rendering(step.kernel)
             case _:
                 raise AssertionError(f"{step} is not legal for CUDA")
         slots = [self.slot(ref) for ref in step.refs]

@@ -42,7 +42,7 @@ CHUNKS = Chunks(elements=4096, most=1024, enough_points=264)
 
 _HEADS = {
     name: Path(__file__).with_name(name).read_text(encoding="utf-8")
-    for name in ("scalar.cuh", "team.cuh", "sort.cuh")
+    for name in ("scalar.cuh", "team.cuh", "sort.cuh", "attention.cuh")
 }
 PRELUDE = "\n".join(_HEADS.values())
 
@@ -171,10 +171,14 @@ def as_function(
     launch: Launch,
     arguments: tuple[int, ...],
     barriers: bool,
+    bounds: str = "",
 ) -> Function:
-    """Put the head around a body, with the kernel's own text as a comment above it."""
+    """Put the head around a body, with the kernel's own text as a comment above it.
+
+    `bounds` are further arguments of `__launch_bounds__`.
+    """
     lines = [
-        f'extern "C" __global__ void __launch_bounds__({launch.threads})',
+        f'extern "C" __global__ void __launch_bounds__({launch.threads}{bounds})',
         f"SYMBOL({', '.join(parameters)}) {{",
         *(["  extern __shared__ unsigned char shared[];"] if launch.shared else []),
         str(text),

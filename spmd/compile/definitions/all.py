@@ -1,6 +1,7 @@
 """All definitions: importing this module declares them."""
 
 from spmd.compile.definitions import (  # noqa: F401  (they declare definitions)
+    attention,
     combinations,
     complex_functions,
     factors,

@@ -13,6 +13,7 @@ from typing import Any
 from spmd.base.config import config
 from spmd.compile.executable.backend import Backend
 from spmd.compile.lower import (  # noqa: F401  (they declare rules)
+    attention,
     callback,
     collective,
     control,

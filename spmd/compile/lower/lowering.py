@@ -111,6 +111,7 @@ class Lowering:
         self.targets: dict[Var, Ref] = {}
         self.views: dict[Var, Any] = {}  # of `parts.View`: places that are not contiguous
         self.written: set[Var] = set()  # variables whose view holds their value
+        self.unread: set[Var] = set()  # results that a kernel need not write
         self.spread: dict[Var, Literal] = {}  # variables that are one number everywhere: no memory
         self._counts: dict[str, int] = {}
         self._loops = 0

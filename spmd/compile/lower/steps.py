@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from spmd.base.record import field, record
 from spmd.base.source import UNKNOWN, Source
+from spmd.compile.kernel.attention import BlockedAttention
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
 from spmd.compile.kernel.packing import Packing
@@ -184,8 +185,23 @@ class Contract:
         return 2 * self.contraction.multiply_adds * self.contraction.batch[0]
 
 
+@record
+class Attend:
+    """Run a part of attention over what it reads at the first refs, and what it writes behind."""
+
+    kernel: BlockedAttention
+    refs: tuple[Ref, ...]
+    name: str = "attention"
+    source: Source = UNKNOWN
+
+    @property
+    def flops(self) -> int:
+        """Its multiplications and additions."""
+        return self.kernel.flops
+
+
 # The steps that name what is to be compiled; each has its `refs`, a name and a source.
-Compiled: TypeAlias = Launch | Multiply | Pack | Contract | Sort | SortRows
+Compiled: TypeAlias = Launch | Multiply | Pack | Contract | Sort | SortRows | Attend
 
 Step: TypeAlias = (
     Compiled
@@ -205,7 +221,7 @@ def accesses(step: Step) -> list[tuple[Ref, bool]]:
     """The refs that a step itself reads (False) or writes (True)."""
     found: list[tuple[Ref, bool]] = []
     match step:
-        case Launch() | Multiply() | Pack() | Contract() | Sort() | SortRows():
+        case Launch() | Multiply() | Pack() | Contract() | Sort() | SortRows() | Attend():
             for ref, role in zip(step.refs, _roles(step), strict=True):
                 if role != "out":
                     found.append((ref, False))
@@ -239,6 +255,8 @@ def _roles(step: Compiled) -> list[str]:
             return ["inout", "out"][: len(step.refs)]
         case SortRows():
             return ["in", "out", "out"][: len(step.refs)]
+        case Attend(kernel=kernel):
+            return ["in"] * len(kernel.reads) + ["out"] * len(kernel.writes)
 
 
 def accesses_inside(steps: Sequence[Step]) -> list[tuple[Ref, bool]]:
@@ -287,6 +305,9 @@ def _name(step: Step) -> str:
             return f"{type(step).__name__.lower()} {step.name}"
         case SortRows():
             return f"{step.name} rows"
+        case Attend(kernel=k):
+            sizes = (k.batch, k.heads, k.groups, k.queries, k.keys, k.features)
+            return f"{step.name} {k.part} {'x'.join(map(str, sizes))}"
         case Multiply(product=p):
             return f"product {'x'.join(map(str, (*p.batch, p.m, p.n, p.k)))} {step.name}"
         case Pack(packing=p):

@@ -17,7 +17,7 @@ from spmd.base.errors import CudaError
 from spmd.base.record import record
 from spmd.compile.cuda.kernel import PRELUDE, module_text, render, render_product
 from spmd.compile.cuda.launch import Function, Rendered
-from tests.compile.cuda import test_sort, test_windows
+from tests.compile.cuda import test_attention, test_sort, test_windows
 from tests.compile.cuda.corpus import (
     operation_cases,
     program_kernels,
@@ -92,7 +92,8 @@ def subjects() -> list[Subject]:
     cases += [Case(kernel, large_inputs(kernel)) for kernel in kernels]
     found: dict[tuple[str, ...], Subject] = {}
     products = map(_of_product, (*CASES, *of_programs()))
-    others = [*test_sort.cases(), *test_windows.cases()]
+    others = [*test_sort.cases(), *test_windows.cases(), *test_attention.cases(True)]
+    others += test_attention.walks()
     others = [Subject(case.rendered, case.arrays, case.check) for case in others]
     for subject in (*map(_of_case, cases), *products, *others):
         found.setdefault(tuple(f.symbol for f in subject.rendered.functions), subject)

@@ -1,9 +1,11 @@
 """Traffic of a launch: sectors of global memory, wavefronts of shared memory, line by line.
 
 The accesses of a warp's lanes at the same instruction, in its same round, are one request. Global
-memory moves in sectors of 32 bytes: the least is the bytes that differ, in whole sectors. Shared
+memory moves in sectors of 32 bytes: the least is the bytes that differ, in whole sectors. A GPU
+whose L2 cache holds what a launch touches moves each sector of memory once: `touched`. Shared
 memory has 32 banks of 4 bytes, and serves words of different banks in one wavefront: the least is
-what its bytes take at 128 a wavefront. Accesses of 16 bytes are served eight lanes at a time.
+what its bytes take at 128 a wavefront. Accesses of 16 bytes are served eight lanes at a time, as
+requests of their own.
 """
 
 from __future__ import annotations
@@ -36,17 +38,22 @@ class Line:
 
 @record
 class Traffic:
-    """The traffic of a launch; `counted` of its `accesses` are in the lines."""
+    """The traffic of a launch; `counted` of its `accesses` are in the lines.
+
+    `touched` are the different sectors of global memory.
+    """
 
     kernel: str
     lines: tuple[Line, ...]
     counted: int
     accesses: int
+    touched: int = 0
 
     @classmethod
     def of(cls, kernel: Kernel, records: np.ndarray, accesses: int) -> Traffic:
         """Count a trace: rows of (number of the access, address, thread, block)."""
-        return cls(kernel.symbol, tuple(_lines(kernel, records)), len(records), accesses)
+        lines, touched = tuple(_lines(kernel, records)), _touched(kernel, records)
+        return cls(kernel.symbol, lines, len(records), accesses, touched)
 
     def total(self, space: str) -> tuple[int, int]:
         """The units that moved in a space, and the least."""
@@ -72,11 +79,19 @@ def _lines(kernel: Kernel, records: np.ndarray) -> Iterator[Line]:
             moved = _distinct(requests, address, nbytes, SECTOR)
             least = _least(requests, address, nbytes, SECTOR)
         else:
-            served = _paired(requests, (rows[:, 2] & 31) * nbytes // (BANK * BANKS))
-            moved = _wavefronts(requests if nbytes < _WIDE else served, address, nbytes)
+            if nbytes >= _WIDE:
+                served = _paired(requests, (rows[:, 2] & 31) * nbytes // (BANK * BANKS))
+                requests = np.unique(served, return_inverse=True)[1].reshape(-1)
+            moved = _wavefronts(requests, address, nbytes)
             least = _least(requests, address, nbytes, BANK * BANKS)
         text = described(kernel, place)
         yield Line(text, space, writes, nbytes, int(requests.max()) + 1, moved, least)
+
+
+def _touched(kernel: Kernel, records: np.ndarray) -> int:
+    """The different sectors of global memory; no access reaches into two."""
+    spaces = np.array([access[0] == "global" for access in kernel.accesses], bool)
+    return len(np.unique(records[spaces[records[:, 0]], 1] // SECTOR))
 
 
 def _requests(rows: np.ndarray) -> np.ndarray:

@@ -1,0 +1,185 @@
+"""Attention as one launch: tiles of queries and keys, and the scores of a tile in registers.
+
+A block has the queries of one key head, those of all its query heads, so that keys and values are
+read once for a tile of them. The gradient of queries is a launch of the same kind; in that of keys
+and values a block has keys, and walks over the queries. `attention.cuh` has the loops; the text
+here says how a product becomes a score, and which keys queries may see.
+"""
+
+from __future__ import annotations
+
+from spmd.base.record import record
+from spmd.compile.cuda.kernel import as_function
+from spmd.compile.cuda.launch import MOST_SHARED, Launch, Rendered
+from spmd.compile.cuda.text import Text, linear
+from spmd.compile.kernel.attention import (
+    FORWARD,
+    KEY_GRAD,
+    QUERY_GRAD,
+    BlockedAttention,
+    Extra,
+    check_attention,
+)
+
+SIDE = 16
+# Rows of a block and of the tiles that it walks over, the best first.
+TILES = ((64, 64), (64, 32), (64, 16), (32, 32), (32, 16), (16, 16))
+# A thread has at most so many sums, of its rows times features, for the registers there are beside
+# the scores: two products of them are there at once in gradients.
+MOST_SUMS = {FORWARD: 64, QUERY_GRAD: 64, KEY_GRAD: 32}
+_CALLS = {FORWARD: "attend", QUERY_GRAD: "attend_query_grad", KEY_GRAD: "attend_key_grad"}
+
+
+@record
+class Tiling:
+    """Rows of a block and of the tiles that it walks over; shared bytes."""
+
+    own: int
+    other: int
+    shared: int
+
+
+def plan_attention(given: BlockedAttention) -> Tiling:
+    """Choose the largest tiles that fit, no larger than there are rows."""
+    keys_own = given.part == KEY_GRAD
+    rows = given.keys if keys_own else given.rows
+    others = given.rows if keys_own else given.keys
+    for own, other in TILES:
+        shared = _shared_bytes(given, own, other)
+        sums = own // SIDE * -(-given.features // SIDE) * (2 if keys_own else 1)
+        fits = shared <= MOST_SHARED and sums <= MOST_SUMS[given.part]
+        if (fits and own < 2 * rows and other < 2 * others) or (own, other) == TILES[-1]:
+            return Tiling(own, other, shared)
+    raise AssertionError("the last tiles fit everything")
+
+
+def _shared_bytes(given: BlockedAttention, own: int, other: int) -> int:
+    """Bytes that `attention.cuh` keeps of tiles: features of rows, scores, numbers of rows."""
+    pitch = 4 * (-(-given.features // 4) | 1)
+    apart = SIDE * SIDE // own
+    scores = own * (other + (apart if other // apart % 2 == 0 else 0))
+    match given.part:
+        case "forward":
+            words = (own + 2 * other) * pitch + scores + 3 * own
+        case "query_grad":
+            words = (2 * own + 2 * other) * pitch + scores + 3 * own
+        case _:
+            words = (2 * own + 2 * other) * pitch + 2 * scores + 3 * other
+    return 4 * words
+
+
+def render_attention(given: BlockedAttention) -> Rendered:
+    """Render one part; its arguments are what it reads, then what it writes."""
+    check_attention(given)
+    tiling, text = plan_attention(given), Text()
+    text.depth = 1
+    rows = given.keys if given.part == KEY_GRAD else given.rows
+    tiles = -(-rows // tiling.own)
+    a = given
+    text.add(f"// {tiling.own} rows a block, tiles of {tiling.other}")
+    place = f"(int)blockIdx.x / {tiles * a.heads}, (int)blockIdx.x / {tiles} % {a.heads}"
+    text.add(f"const Attended at = {{{place},")
+    text.add(f"    {a.heads}, {a.groups}, {a.queries}, {a.keys}, {a.features}}};")
+    text.add(f"const int first = (int)blockIdx.x % {tiles} * {tiling.own};")
+    _write_score(given, text)
+    _write_near(given, text)
+    flags = [a.aligned and a.features % 4 == 0]
+    if a.part != QUERY_GRAD:
+        flags.append(_may_see_none(given))
+    if a.part == FORWARD:
+        flags.append(a.numbers)
+    known = [str(n) for n in (tiling.own, tiling.other, a.features)]
+    known += ["true" if flag else "false" for flag in flags]
+    arrays = [name for name in (*a.reads, *a.writes) if not name.startswith("extra")]
+    arrays += [] if a.numbers else ["nullptr", "nullptr"]
+    arrays = [f"(f32 *){name}" if name == "nullptr" else name for name in arrays]
+    numbers = [] if a.part == FORWARD else [_literal(a.scale)]
+    given_to = ["(f32 *)shared", *arrays, "at", "first", *numbers, "score", "near"]
+    text.add(f"{_CALLS[a.part]}<{', '.join(known)}>(")
+    text.add(f"    {', '.join(given_to)});")
+    function = as_function(
+        f"{a.part} of attention",
+        [*(f"const {_dtype(a, name)} *{name}" for name in a.reads),
+         *(f"{_dtype(a, name)} *{name}" for name in a.writes)],
+        text,
+        Launch(a.batch * a.heads * tiles, (SIDE, SIDE), tiling.shared),
+        tuple(range(len(a.reads) + len(a.writes))),
+        True,
+        # One block of a multiprocessor is enough: ptxas would rather spill than have one only.
+        ", 1",
+    )  # fmt: skip
+    return Rendered((function,))
+
+
+def _dtype(given: BlockedAttention, name: str) -> str:
+    if name.startswith("extra"):
+        return given.extras[int(name.removeprefix("extra"))].dtype
+    return "f32" if name in ("top", "rest", "delta") else given.dtype
+
+
+def _may_see_none(given: BlockedAttention) -> bool:
+    """Whether a query may find no key, where some keys are too far away to be seen."""
+    is_limited = (given.causal or given.window is not None) and not given.shifted
+    return is_limited and (bool(given.extras) or given.window is not None)
+
+
+def _write_score(given: BlockedAttention, text: Text) -> None:
+    """Write how a product becomes a score, and whether the key is seen."""
+    head = "const auto score = [&](f32 product, int row, int key, bool &seen) -> f32"
+    with text.block(head):
+        text.add(f"const int group = row / {given.queries}, query = row % {given.queries};")
+        text.add(f"f32 value = product * {_literal(given.scale)};")
+        extras = list(enumerate(given.extras))
+        if given.bias:
+            number, extra = extras.pop(0)
+            text.add(f"value += (f32)load(&extra{number}[{_place(given, extra)}]);")
+        position = "query"
+        if given.shifted:
+            number, extra = extras.pop()
+            position = "position"
+            text.add(f"const int position = query + extra{number}[{_place(given, extra)}];")
+        conditions = [f"extra{number}[{_place(given, extra)}]" for number, extra in extras]
+        if given.causal:
+            conditions.append(f"{position} >= key")
+        if given.window is not None:
+            left, right = given.window
+            conditions.append(f"{position} <= key + {left}")
+            conditions.append(f"{position} >= key - {right}")
+        if conditions:
+            text.add(f"seen = {' && '.join(conditions)};")
+            text.add("return seen ? value : HIDDEN;")
+        else:
+            text.add("return value;")
+    text.lines[-1] += ";"
+
+
+def _place(given: BlockedAttention, extra: Extra) -> str:
+    """The place of an extra's element, in its own row-major order."""
+    sizes = (given.batch, given.heads, given.groups, given.queries, given.keys)
+    names = ("(i64)at.batch", "at.head", "group", "query", "key")
+    terms, step = [], 1
+    for size, name, whole in reversed(list(zip(sizes, names, extra.whole, strict=True))):
+        if whole:
+            terms.append((name, step))
+            step *= size
+    return linear(0, terms[::-1])
+
+
+def _write_near(given: BlockedAttention, text: Text) -> None:
+    """Write whether queries from a position to another may see one of some keys."""
+    conditions = []
+    if not given.shifted:
+        if given.causal:
+            conditions.append("key <= last")
+        if given.window is not None:
+            left, right = given.window
+            conditions.append(f"key <= last + {right}")
+            conditions.append(f"key + count > first - {left}")
+    holds = " && ".join(conditions) or "true"
+    text.add("const auto near = [](int first, int last, int key, int count) {")
+    text.add(f"  return {holds};")
+    text.add("};")
+
+
+def _literal(value: float) -> str:
+    return f"(f32){value!r}"
