@@ -20,7 +20,7 @@ from spmd.lax.arithmetic import add, add_p, div_p, mul_p, neg_p, sub_p
 from spmd.lax.array import full, squeeze_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.lax.scatter import scatter_add_p
-from spmd.lax.slicing import pad_p
+from spmd.lax.slicing import pad_p, slice_p
 from spmd.partition.callbacks import calls_once, is_check, write_callback
 from spmd.partition.checks import write_check
 from spmd.partition.halos import HALO
@@ -31,6 +31,7 @@ from spmd.partition.parts import bound, split_by, without_padding
 from spmd.partition.propagate import Axes, Cell, Split, even
 from spmd.partition.rules import may_split
 from spmd.partition.strategies.ordering import PICKS, write_pick
+from spmd.partition.strategies.rooted import rows_of_one, write_at_root
 from spmd.partition.values import Origin, Sizes, Value, total_form, unsplit, whole
 from spmd.partition.ways import Way
 
@@ -75,16 +76,23 @@ def write_equation(
         if len(x.forms) == 1:
             ((split, over, _),) = x.forms
             if over:
-                has_terms = has_terms or x.uses <= 1
+                has_terms = True
             elif split != axes:
                 free = x.axes_whole()
         else:
             free = x.axes_whole()
         key += (axes, free)
     if has_terms:
+        found = write_at_root(eqn, rule, operands, cells, sizes)
+        if found is not None:
+            return found
         kept = _kept_partial(eqn, rule, operands, sizes)
         if kept:
             return [_on_terms(eqn, rule, operands, cells[0], kept, sizes)]
+    if eqn.prim is slice_p:
+        made = rows_of_one(eqn, operands[0], cells[0], sizes)
+        if made is not None:
+            return [made]
     for cell in cells:
         key += (cell.axes, cell.closed, cell.edge, cell.terms)
         if cell.sum is not None:

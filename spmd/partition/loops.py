@@ -21,7 +21,7 @@ from spmd.partition.indexing import ROWS
 from spmd.partition.propagate import Axes, Cell, Plan, Scope, Split, even
 from spmd.partition.rules import may_be_uneven, may_split
 from spmd.partition.seconds import BYTE, ELEMENT, EXCHANGE
-from spmd.partition.values import Sizes, Value, form_of, read_as, values_of
+from spmd.partition.values import Form, Sizes, Value, form_of, read_as, values_of
 from spmd.sharding.custom_partitioning import custom_partitioning_p
 from spmd.sharding.shard_map_rules import shard_map_p
 
@@ -231,13 +231,20 @@ def write_scan(
         if runs
         else carry_unevenly([inner], operands[first:], last - first, sizes, sums)
     )
+    # Slices that one device has stay there, and what is stacked of such.
+    given = [None if runs else x.rooted() for x in operands[last:]]
+    roots: list[Form | None] = [None] * len(stacked)
     ys_near = [atom in near for atom in inner.closed.jaxpr.outvars[last - first :]]
     make_totals(operands[:first], sizes)
     fixed = read_as(operands[:first], inside[:first], sizes) if runs else []
 
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
         consts = values_of(inside[:first], fixed) if runs else [x.copy() for x in operands[:first]]
-        outs = run(inner, [*consts, *values_of([*carried, *sliced], [*carry, *xs])])
+        rows = [
+            Value(cell, {form_of(cell, cell.axes) if form is None else _row(form): x})
+            for cell, form, x in zip(sliced, given, xs, strict=True)
+        ]
+        outs = run(inner, [*consts, *values_of(carried, carry), *rows])
         ends, ys = outs[: len(carry)], outs[len(carry) :]
         made = []
         for n, (x, cell) in enumerate(zip(ends, carried, strict=True)):
@@ -249,15 +256,22 @@ def write_scan(
             cell if is_near else even(cell, sizes)
             for cell, is_near in zip(stacked, ys_near, strict=True)
         ]
-        return made, read_as(ys, stacked, sizes)
+        roots[:] = [
+            None if runs or cell.unreduced else y.rooted()
+            for y, cell in zip(ys, stacked, strict=True)
+        ]
+        return made, [
+            y.read(cell.axes, sizes, cell.unreduced) if form is None else y.forms[form]
+            for y, cell, form in zip(ys, stacked, roots, strict=True)
+        ]
 
     init = [
         x.zeros(c.axes, sizes) if is_late else x.read(c.axes, sizes, c.unreduced)
         for x, c, is_late in zip(operands[first:last], carried, late, strict=True)
     ]
     xs = [
-        x.read((runs, *c.axes), sizes, c.unreduced)
-        for x, c in zip(operands[last:], sliced, strict=True)
+        x.read((runs, *c.axes), sizes, c.unreduced) if form is None else x.forms[form]
+        for x, c, form in zip(operands[last:], sliced, given, strict=True)
     ]
     length = -(-params["length"] // math.prod(sizes[a] for a in runs))
     reverse, unroll = params["reverse"], params["unroll"]
@@ -274,7 +288,15 @@ def write_scan(
     for cell, c, is_near in zip(cells[len(made) :], stacked, ys_near, strict=True):
         if runs or is_near:
             offer_split(cell, (runs, *c.axes), sizes)
-    return [*made, *results_of(cells[len(made) :], [(runs, *c.axes) for c in stacked], ys)]
+    for cell, c, form, y in zip(cells[len(made) :], stacked, roots, ys, strict=True):
+        own = form_of(cell, (runs, *c.axes)) if form is None else (((), *form[0]), *form[1:])
+        made.append(Value(cell, {own: y}))
+    return made
+
+
+def _row(form: Form) -> Form:
+    """The form of a row of a value whose first dim is whole."""
+    return (form[0][1:], *form[1:])
 
 
 def offer_split(cell: Cell, split: Split, sizes: Sizes) -> None:

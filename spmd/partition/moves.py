@@ -23,6 +23,7 @@ from spmd.collectives.psum import pmax, pmin, psum
 from spmd.collectives.psum_scatter import psum_scatter
 from spmd.collectives.rectangles import Copies, copies_between, held, lacking, part_sizes
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.structural import reshape
 from spmd.lax.array import full
 from spmd.lax.dynamic import dynamic_slice, dynamic_slice_in_dim, dynamic_update_slice
 from spmd.lax.logic import eq, select
@@ -363,14 +364,26 @@ def _next_gather(now: list[list[Any]], want: Split) -> tuple[int, Axes] | None:
 # ---- totals --------------------------------------------------------------------------------------
 
 
+@record
+class Root:
+    """The device that alone has a value: its place among those along some axes, row-major.
+
+    What the others hold in its stead means nothing.
+    """
+
+    place: int
+
+
 def combined(
-    x: Any, have: Split, over: Axes, combine: str, want: Split, sizes: Mapping[Any, int]
+    x: Any, have: Split, over: Axes, combine: str | Root, want: Split, sizes: Mapping[Any, int]
 ) -> tuple[Any, Split]:
     """The total of the terms that devices along the axes `over` hold, and how it is split.
 
-    A sum that is wanted split along one of these axes is scattered there.
+    A sum that is wanted split along one of these axes is scattered there. So is what a root has.
     """
     now, left = [list(axes) for axes in have], list(over)
+    if isinstance(combine, Root):
+        return _from_root(x, have, over, combine.place, want, sizes)
     if combine == "add":
         for d, wanted in enumerate(want):
             axes, size = [], typeof(x).shape[d]
@@ -386,6 +399,33 @@ def combined(
     if left:
         x = _TOTALS[combine](x, tuple(left))
     return x, tuple(tuple(axes) for axes in now)
+
+
+def _from_root(
+    x: Any, have: Split, over: Axes, root: int, want: Split, sizes: Mapping[Any, int]
+) -> tuple[Any, Split]:
+    """The value of a root on all devices along the axes, by one exchange of what is wanted."""
+    if not have:
+        number, _ = _from_root(reshape(x, (1,)), ((),), over, root, ((),), sizes)
+        return reshape(number, ()), ()
+    shape, grid = typeof(x).shape, {a: sizes[a] for a in over}
+    more: list[Axes] = []
+    for size, own, wanted in zip(shape, have, want, strict=True):
+        begins = wanted[: len(own)] == own
+        added = wanted[len(own) :] if begins and all(a in over for a in wanted[len(own) :]) else ()
+        more.append(() if size % math.prod(sizes[a] for a in added) else added)
+    wants = held(shape, more, grid)
+    nothing, whole = tuple((0, 0) for _ in shape), tuple((0, size) for size in shape)
+    had = [whole if k == root else nothing for k in range(len(wants))]
+    x = exchange(x, over, copies_between(had, wants), part_sizes(shape, more, grid))
+    return x, tuple(own + added for own, added in zip(have, more, strict=True))
+
+
+def root_term(x: Any, over: Axes, root: Root) -> Any:
+    """A term of a sum over the devices: what the root has there, and zeros elsewhere."""
+    aval = typeof(x)
+    is_there = eq(axis_index(over), np.int32(root.place))
+    return select(is_there, x, full(aval.shape, 0, aval.dtype))
 
 
 def alone(x: Any, have: Split, want: Split, over: Axes, sizes: Mapping[Any, int]) -> Any:

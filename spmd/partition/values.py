@@ -15,14 +15,16 @@ from spmd.base.context import state
 from spmd.core.aval import typeof
 from spmd.core.ir import Literal
 from spmd.core.remat import optimization_barrier
+from spmd.core.structural import broadcast_in_dim
 from spmd.lax.array import full
 from spmd.lax.convert import convert_element_type
-from spmd.partition.moves import alone, combined, moved, seconds
+from spmd.partition.moves import Root, alone, combined, moved, root_term, seconds
 from spmd.partition.propagate import Axes, Cell, Split
 from spmd.partition.unasked import here
 
-# How a value is split, and over which axes it is partial, with which operator.
-Form = tuple[Split, Axes, str]
+# How a value is split, and over which axes it is partial, with which operator; or the axes along
+# which one device has it, and that device.
+Form = tuple[Split, Axes, str | Root]
 Sizes = Mapping[Any, int]
 
 # A gathered argument is let go if none of so many equations reads it, and it has so many bytes more
@@ -74,6 +76,11 @@ class Value:
         """The form that still has to be combined, if there is no other."""
         form = self.only_form()
         return form if form is not None and form[1] else None
+
+    def rooted(self) -> Form | None:
+        """The form that one device has, if there is no other."""
+        form = self.only_form()
+        return form if form is not None and type(form[2]) is Root else None
 
     def axes_whole(self) -> frozenset[Any]:
         """The axes along which devices have the value whole in some form, though not in its own."""
@@ -187,6 +194,8 @@ class Value:
                 more = tuple(a for a in over if a not in unreduced)
                 term, now = self._combined(x, (split, more, "add"), want, sizes)
                 return self._moved(term, now, want, sizes)
+            if isinstance(combine, Root) and set(unreduced) == set(over):
+                return self._moved(root_term(x, over, combine), split, want, sizes)
         found = [own for own, _ in self._totals()] or [self.cell.axes]
         split = min(found, key=lambda own: self._seconds(own, want, sizes))
         kept = [
@@ -242,6 +251,29 @@ class Origin:
             return None
         x.forms[form] = optimization_barrier(x.forms[form])
         return self.make(x.forms[form])
+
+
+class Repeated(Origin):
+    """The operand of a value that repeats it along dims: what moves is the operand."""
+
+    __slots__ = ("shape", "sizes")
+
+    def __init__(self, operand: Value, places: Sequence[int], shape: Sequence[int], sizes: Sizes):
+        super().__init__(operand, places, lambda x: x)
+        self.shape = shape
+        self.sizes = sizes
+
+    def copy(self) -> Repeated:
+        return Repeated(self.operand.copy(), self.places, self.shape, self.sizes)
+
+    def made(self, want: Split) -> Any:
+        rows = zip(self.operand.cell.shape, self.places, strict=True)
+        split = tuple([() if n == 1 else want[d] for n, d in rows])
+        part = self.operand.read(split, self.sizes)
+        return broadcast_in_dim(part, part_shape(self.shape, want, self.sizes), self.places)
+
+    def again(self, want: Split) -> None:
+        return None
 
 
 def part_shape(shape: Sequence[int], split: Split, sizes: Sizes) -> tuple[int, ...]:

@@ -165,11 +165,45 @@ def _windows(rng: np.random.Generator, values: list[Any]) -> Any:
     return f[rng.integers(len(f))]()
 
 
+def _single_rows(rng: np.random.Generator, values: list[Any]) -> Any:
+    """What reads rows of one device, joins them, and writes them into others."""
+    x = _one(rng, values, 1)
+    d = int(rng.integers(x.ndim))
+    size = x.shape[d]
+    j, k = (int(n) for n in rng.integers(0, size, 2))
+
+    def row(n: int, count: int = 1) -> Any:
+        first = min(n, size - count)
+        return lax.slice_in_dim(x, first, first + count, 1, d)
+
+    config = [(j, size - 1 - j, 0) if n == d else (0, 0, 0) for n in range(x.ndim)]
+    f: list[Callable[[], Any]] = [
+        lambda: snp.take(x, snp.array(k), d) * 2,
+        lambda: row(k),
+        lambda: row(k, 2),
+        lambda: row(j) + row(k),
+        lambda: row(j) * snp.sin(row(k)),
+        lambda: row(k) - x,
+        lambda: lax.pad(snp.tanh(row(k)), np.float32(0.5), config),
+        lambda: lax.dynamic_update_slice_in_dim(x, snp.cos(row(k)), j, d),
+        lambda: lax.squeeze(row(k), (d,)),
+        lambda: snp.concatenate([row(k), x], d),
+        lambda: snp.concatenate([row(j), row(k)], d),
+        lambda: snp.concatenate([row(k), lax.slice_in_dim(x, 0, max(size - 1, 1), 1, d)], d),
+        lambda: nn.softmax(lax.squeeze(row(k), (d,))) if x.ndim > 1 else row(j),
+        lambda: lax.scan(lambda c, r: (c + r, r * 2), row(k), snp.stack([row(j)] * 2))[1],
+        lambda: lax.scan(lambda c, _: (c + row(k), row(j)), x, None, length=2),
+    ]
+    found = f[rng.integers(len(f))]()
+    return found[0] + found[1].sum(0) if isinstance(found, tuple) else found
+
+
 OPERATIONS: Sequence[Operation] = (
     _elementwise, _binary, _outer, _matmul, _reduce, _transpose, _reshape, _softmax, _indexing,
     _rows, _control,
 )  # fmt: skip
 WINDOWED: Sequence[Operation] = (_elementwise, _binary, _matmul, _reduce, *[_windows] * 5)
+ROWED: Sequence[Operation] = (_elementwise, _binary, _reduce, _reshape, *[_single_rows] * 5)
 SHAPES = ((8, 16), (16, 8), (8,), (4, 8, 16), (16, 16), (2, 8, 4))
 
 

@@ -12,7 +12,7 @@ import spmd
 import spmd.numpy as snp
 from spmd.errors import ShardingTypeError
 from spmd.sharding import AxisType
-from tests.partition.programs import WINDOWED, draw, draw_spec
+from tests.partition.programs import ROWED, WINDOWED, draw, draw_spec
 
 AUTO = AxisType.Auto
 MESHES: Sequence[dict[str, int]] = ({"x": 2, "y": 2}, {"x": 4}, {"y": 2, "x": 2})
@@ -47,6 +47,29 @@ def test_values_and_gradients_are_those_of_one_device(seed: int):
     over_mesh = placed(seed, arguments)
     for f in (program, spmd.grad(loss, (0, 1, 2))):
         assert_same(spmd.jit(f)(*over_mesh), spmd.jit(f)(*arguments))
+
+
+def assert_rows_are_right(seed: int) -> None:
+    """Rows that one device has are computed with, joined, written and stacked."""
+    program, arguments = draw(seed, 4 + seed % 4, ROWED)
+
+    def loss(*args: Any) -> Any:
+        return sum(snp.cos(x).sum() / x.size for x in program(*args))
+
+    over_mesh = placed(seed, arguments)
+    for f in (program, spmd.grad(loss, (0, 1, 2))):
+        assert_same(spmd.jit(f)(*over_mesh), spmd.jit(f)(*arguments))
+
+
+@pytest.mark.parametrize("seed", range(5000, 5012))
+def test_rows_of_one_device(seed: int):
+    assert_rows_are_right(seed)
+
+
+@pytest.mark.nightly
+def test_more_rows_of_one_device():
+    for seed in range(6000, 6500):
+        assert_rows_are_right(seed)
 
 
 def assert_windows_are_right(seed: int) -> None:
