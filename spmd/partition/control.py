@@ -25,6 +25,7 @@ from spmd.partition.custom_calls import Run, write_custom_call
 from spmd.partition.equations import write_equation
 from spmd.partition.kinds import kind_of
 from spmd.partition.loops import (
+    branch_unevenly,
     carry_unevenly,
     make_totals,
     offer_split,
@@ -180,6 +181,7 @@ def _write_cond(
     cells = [scope.cells[v] for v in eqn.outvars]
     index = operands[0].read((), sizes)
     make_totals(operands[1:], sizes)
+    branch_unevenly(scope.inner[k], operands[1:], cells, sizes)
 
     def branch(inner: Scope) -> Callable[[], list[Any]]:
         return lambda: read_as(run(inner, [x.copy() for x in operands[1:]]), cells, sizes)

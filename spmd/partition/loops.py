@@ -13,6 +13,7 @@ from typing import Any
 
 from spmd.core.ir import Eqn, Var
 from spmd.lax.arithmetic import add
+from spmd.lax.control_cond import cond_p
 from spmd.lax.control_scan import named_scan
 from spmd.lax.control_while import while_p
 from spmd.partition.custom_calls import Run
@@ -177,6 +178,42 @@ def carry_unevenly(
     return frozenset()
 
 
+def branch_unevenly(
+    scopes: Sequence[Scope], operands: Sequence[Value], cells: Sequence[Cell], sizes: Sizes
+) -> None:
+    """Split results of branches as the operands are whose parts have different sizes.
+
+    They have the rows of such operands in some branches, and in the others nothing that another
+    split would keep. The `cells` are those of the results.
+    """
+    uneven = [
+        (n, d, own)
+        for n, x in enumerate(operands)
+        for d, own in enumerate(x.cell.axes)
+        if own and x.cell.shape[d] % math.prod(sizes[a] for a in own)
+    ]
+    if len({own for _, _, own in uneven}) != 1:
+        return
+    found = [
+        _rows_that_stay(scope, {scope.closed.jaxpr.invars[n]: d for n, d, _ in uneven}) or {}
+        for scope in scopes
+    ]
+    for n, cell in enumerate(cells):
+        ends = [(scope, scope.closed.jaxpr.outvars[n]) for scope in scopes]
+        dims = [
+            rows.get(v) if type(v) is Var else None
+            for (_, v), rows in zip(ends, found, strict=True)
+        ]
+        others = [scope.of(v) for (scope, v), d in zip(ends, dims, strict=True) if d is None]
+        if cell.edge or any(other.is_split or other.unreduced for other in others):
+            continue
+        if len(made := {d for d in dims if d is not None}) == 1:
+            cell.offer(made.pop(), uneven[0][2], sizes, "the rows of branches", uneven=True)
+    for scope, rows in zip(scopes, found, strict=True):
+        for var in rows:
+            scope.cells[var].edge = False
+
+
 def _rows_that_stay(scope: Scope, starts: Mapping[Var, int]) -> dict[Var, int] | None:
     """The values made row by row of rows of others, with the dim of the rows in each.
 
@@ -187,6 +224,12 @@ def _rows_that_stay(scope: Scope, starts: Mapping[Var, int]) -> dict[Var, int] |
         read = [(n, found[a]) for n, a in enumerate(eqn.invars) if type(a) is Var and a in found]
         kind = scope.kinds.get(k)
         if not read:
+            continue
+        if eqn.prim is cond_p:
+            ends = _rows_behind(scope.inner[k], dict(read))
+            if ends is None:
+                return None
+            found.update((eqn.outvars[n], d) for n, d in ends.items())
             continue
         if kind is None or kind.rule is None or k in scope.rolls:
             return None
@@ -207,6 +250,23 @@ def _rows_that_stay(scope: Scope, starts: Mapping[Var, int]) -> dict[Var, int] |
                 if found.setdefault(v, d) != d or (is_cut and not is_near):
                     return None
     return found
+
+
+def _rows_behind(branches: Sequence[Scope], read: Mapping[int, int]) -> dict[int, int] | None:
+    """The results of a conditional that have rows of some operands, by number, with the dim.
+
+    None if a branch needs rows that are far.
+    """
+    ends: dict[int, int] = {}
+    for inner in branches:
+        jaxpr = inner.closed.jaxpr
+        rows = _rows_that_stay(inner, {jaxpr.invars[n - 1]: d for n, d in read.items()})
+        if rows is None:
+            return None
+        for n, v in enumerate(jaxpr.outvars):
+            if type(v) is Var and v in rows and ends.setdefault(n, rows[v]) != rows[v]:
+                return None
+    return ends
 
 
 # ---- writing -----------------------------------------------------------------------------------

@@ -510,9 +510,14 @@ class Plan:
                 self.same(cell, other)
 
     def _cond(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
-        scope.inner[k] = [self.scope(branch, given[1:]) for branch in eqn.params["branches"]]
+        branches = eqn.params["branches"]
+        # Values that leave a branch leave the program no more than those that enter it.
+        inputs = [[Cell(a) for a in branch.in_avals] for branch in branches]
+        scope.inner[k] = [self.scope(*pair) for pair in zip(branches, inputs, strict=True)]
         made = self._new(scope, eqn)
-        for inner in scope.inner[k]:
+        for inner, inside in zip(scope.inner[k], inputs, strict=True):
+            for one, other in zip(inside, given[1:], strict=True):
+                self.same(one, other)
             for atom, cell in zip(inner.closed.jaxpr.outvars, made, strict=True):
                 inner.of(atom).edge = True
                 self.same(inner.of(atom), cell)

@@ -218,7 +218,33 @@ UNEVEN: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
         lambda a: lax.fori_loop(0, 3, lambda k, c: snp.sort(c, 0)[::-1] / 2, a[1:-1]).sum(),
         ["permute", "exchange"],
     ),
-}
+    "branches": (
+        lambda a: lax.cond(a[0, 0] > 0, snp.sin, lambda c: 2 * c, a[1:-1]).sum(),
+        ["permute", "exchange", "all_reduce"],
+    ),
+    "gradient of branches": (
+        spmd.grad(lambda a: (lax.cond(a[0, 0] > 0, snp.sin, lambda c: 2 * c, a[1:-1])).sum()),
+        ["permute", "exchange", "permute"],
+    ),
+    "branches in branches in a loop": (
+        lambda a: lax.fori_loop(
+            0, 3,
+            lambda k, c: lax.cond(
+                k > 0, lambda c: lax.cond(k > 1, lambda c: -c, snp.tanh, c), snp.sin, c
+            ),
+            a[1:-1],
+        ).max(),
+        ["permute", "all_reduce"],
+    ),
+    "zeros in a branch": (
+        lambda a: lax.cond(a.sum() > 0, snp.zeros_like, snp.sin, a[1:-1]).sum(),
+        ["all_reduce", "permute", "all_reduce"],
+    ),
+    "reversed in a branch": (
+        lambda a: lax.cond(a.sum() > 0, lambda c: c[::-1], snp.sin, a[1:-1])[3:].sum(),
+        ["all_reduce", "permute", "exchange", "permute", "all_reduce"],
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", UNEVEN)
