@@ -20,9 +20,11 @@ from spmd.core.rewrite import eval_closed
 from spmd.lax.control_cond import cond_p, named_switch
 from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import named_while, while_p
+from spmd.lax.dynamic import dynamic_update_slice_p
 from spmd.lax.fft import fft_p
 from spmd.partition.custom_calls import Run, write_custom_call
 from spmd.partition.equations import write_equation
+from spmd.partition.indexing import chosen_rows
 from spmd.partition.kinds import kind_of
 from spmd.partition.loops import (
     branch_unevenly,
@@ -74,6 +76,25 @@ def _write_fft(
         for place in (d, *range(len(cell.axes))) if axes else ():
             if cell.offer(place, axes, sizes, "the least time"):
                 break
+    return [Value(cell, out.forms)]
+
+
+def _write_update(
+    run: Run, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value], sizes: Sizes
+) -> list[Value]:
+    """An update; much of a split dim, at a fixed place, as a choice between it and what stays."""
+    cell = scope.cells[eqn.outvars[0]]
+    steps = chosen_rows(eqn, operands[0].cell.axes)
+    if steps is None:
+        return write_equation(eqn, scope.kinds[k], operands, [cell], scope.sizes, scope.grid)
+    cells = {v: Cell(v.aval) for e in steps.jaxpr.eqns for v in e.outvars}
+    cells |= zip(steps.jaxpr.invars, [x.cell for x in operands[:2]], strict=True)
+    inner = Scope(steps, cells, scope.mesh, scope.sizes)
+    inner.kinds = {n: kind_of(e) for n, e in enumerate(steps.jaxpr.eqns)}
+    for var, made in cells.items():
+        if var.aval.shape == cell.shape:
+            made.axes, made.is_split = cell.axes, cell.is_split
+    (out,) = run(inner, operands[:2])
     return [Value(cell, out.forms)]
 
 
@@ -202,5 +223,6 @@ STRUCTURAL: dict[Primitive, Callable[..., list[Value]]] = {
     pcast_p: _write_constraint,
     custom_partitioning_p: write_custom_call,
     fft_p: _write_fft,
+    dynamic_update_slice_p: _write_update,
     optimization_barrier_p: _write_barrier,
 }

@@ -17,10 +17,11 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.collectives.axis import axis_index
 from spmd.core.aval import typeof
-from spmd.core.ir import Eqn
+from spmd.core.ir import ClosedJaxpr, Eqn, Literal
 from spmd.core.primitive import Dims, Primitive
+from spmd.core.rewrite import close
 from spmd.core.structural import broadcast_in_dim
-from spmd.lax.array import full, iota
+from spmd.lax.array import broadcasted_iota, full, iota
 from spmd.lax.concatenate import concatenate
 from spmd.lax.convert import convert_element_type
 from spmd.lax.dynamic import (
@@ -32,13 +33,15 @@ from spmd.lax.dynamic import (
 from spmd.lax.gather import gather, gather_p, scatter_add_p
 from spmd.lax.logic import bitwise_and, clamp, eq, ge, lt, select
 from spmd.lax.scatter import scatter_max_p, scatter_min_p, scatter_mul_p, scatter_p
-from spmd.lax.slicing import slice_in_dim, slice_p
+from spmd.lax.slicing import pad, slice_in_dim, slice_p
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gather, window_sizes
 
 SCATTERS = (scatter_p, scatter_add_p, scatter_mul_p, scatter_min_p, scatter_max_p)
 SLICES = (slice_p, dynamic_slice_p)
 # The label of operand dim d is this and d, where rows are read or written one by one.
 ROWS = 500
+# An update of this share of an array has few rows.
+_FEW = 4
 
 Axes = tuple[Any, ...]
 Sizes = Mapping[Any, int]
@@ -256,6 +259,38 @@ def _update(
         inside = here if inside is None else bitwise_and(_taken_along(inside, update), here)
     region = dynamic_slice(x, starts, typeof(update).shape)
     return dynamic_update_slice(x, select(inside, update, region), starts)
+
+
+def chosen_rows(eqn: Eqn, split: Sequence[Axes]) -> ClosedJaxpr | None:
+    """An update at a fixed place, of much of a split dim, as a choice between two arrays.
+
+    The update is padded, so that each of its rows goes where it belongs, from a device nearby.
+    None for an update elsewhere, or of few rows, which all devices may as well have.
+    """
+    operand, update, *starts = (atom.aval for atom in eqn.invars)
+    shape, sizes = operand.shape, update.shape
+    cut = [d for d, size in enumerate(sizes) if size != shape[d]]
+    if operand.explicit is not None or operand.dtype.names or _FEW * update.size < operand.size:
+        return None
+    if not any(split[d] for d in cut):
+        return None
+    given = [a.val for a in eqn.invars[2:] if isinstance(a, Literal)]
+    if len(given) < len(starts):
+        return None
+    first = [min(max(int(a), 0), n - size) for a, n, size in zip(given, shape, sizes, strict=True)]
+
+    def choose(x: Any, rows: Any) -> list[Any]:
+        inside = None
+        for d in cut:
+            places = broadcasted_iota(np.dtype(np.int32), shape, d)
+            last = np.int32(first[d] + sizes[d])
+            here = bitwise_and(ge(places, np.int32(first[d])), lt(places, last))
+            inside = here if inside is None else bitwise_and(inside, here)
+        around = [(a, n - size - a, 0) for a, n, size in zip(first, shape, sizes, strict=True)]
+        return [select(inside, pad(rows, np.zeros((), operand.dtype)[()], around), x)]
+
+    avals = [aval.update(vma=frozenset(), sharding=None) for aval in (operand, update)]
+    return close(choose, avals, "update", ("x", "rows"))
 
 
 def _taken_along(mask: Any, like: Any) -> Any:

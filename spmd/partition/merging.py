@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from spmd.base.source import Source
-from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.core.rewrite import dce
 from spmd.core.rewriting.equations import Merging, Walk, finish, map_subjaxprs, start
 from spmd.core.structural import broadcast_in_dim_p
 from spmd.lax.control_cond import cond_p
 from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import while_p
+from spmd.lax.dynamic import dynamic_slice_p
+from spmd.lax.slicing import slice_p
 from spmd.partition.rules import called_jaxpr
 from spmd.sharding.shard_map_rules import shard_map_p
 
@@ -35,13 +37,28 @@ class _Opener(Walk):
     """A walk over a jaxpr and the calls in it."""
 
     def replaces(self, eqn: Eqn, ins: tuple[Atom, ...], source: Source) -> bool:
-        """Write the body of a call."""
+        """Write the body of a call, or a slice whose start is fixed as one."""
+        if eqn.prim is dynamic_slice_p:
+            return self._fixed(eqn, ins, source)
         if eqn.prim.inline is None and eqn.prim.expand is None:
             return False
         body = called_jaxpr(eqn)
         if body is not None:
             self.call(body, eqn, ins, source)
         return body is not None
+
+    def _fixed(self, eqn: Eqn, ins: tuple[Atom, ...], source: Source) -> bool:
+        operand, *starts = ins
+        if operand.aval.explicit is not None or not all(type(a) is Literal for a in starts):
+            return False
+        sizes = eqn.params["slice_sizes"]
+        rows = zip(starts, operand.aval.shape, sizes, strict=True)
+        first = [min(max(int(a.val), 0), n - size) for a, n, size in rows]  # type: ignore[union-attr]
+        stops = tuple([a + size for a, size in zip(first, sizes, strict=True)])
+        params = {"start_indices": tuple(first), "limit_indices": stops, "strides": None}
+        outs = tuple([Var(v.aval) for v in eqn.outvars])
+        self.define(eqn, self.writer.write(Eqn(slice_p, (operand,), outs, params, source=source)))
+        return True
 
     def params_of(self, eqn: Eqn) -> dict[str, Any]:
         """The parameters of what has jaxprs that are partitioned, with equations in these merged.

@@ -187,6 +187,8 @@ def _single_rows(rng: np.random.Generator, values: list[Any]) -> Any:
         lambda: lax.pad(snp.tanh(row(k)), np.float32(0.5), config),
         lambda: lax.dynamic_update_slice_in_dim(x, snp.cos(row(k)), j, d),
         lambda: lax.squeeze(row(k), (d,)),
+        lambda: lax.dynamic_update_slice_in_dim(x, snp.sin(row(j, max(size - 2, 1))), k, d),
+        lambda: lax.dynamic_slice_in_dim(x, k, max(size - 2, 1), d),
         lambda: snp.concatenate([row(k), x], d),
         lambda: snp.concatenate([row(j), row(k)], d),
         lambda: snp.concatenate([row(k), lax.slice_in_dim(x, 0, max(size - 1, 1), 1, d)], d),

@@ -197,6 +197,27 @@ def test_a_result_that_cannot_be_cut_evenly_leaves_the_program_whole_or_split_ot
     same(rows, A[1:-1] * 2)
 
 
+def test_an_inner_grid_is_updated_with_halos_alone():
+    """Each step of Jacobi's method, and of its gradient, moves rows and columns of neighbours."""
+    mesh = spmd.make_mesh((2, 2), ("x", "y"), AxisType.Auto, devices=spmd.devices()[:4])
+    whole = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+
+    def relaxed(u: Any) -> Any:
+        def step(u: Any, _: Any) -> Any:
+            near = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+            return u.at[1:-1, 1:-1].set(near / 4), None
+
+        return lax.scan(step, u, None, 2)[0]
+
+    u = spmd.device_put(whole, NamedSharding(mesh, P("x", "y")))
+    for f in (relaxed, spmd.grad(lambda u: (relaxed(u) ** 2).sum())):
+        found = debug.collectives(spmd.jit(f))(u)
+        assert {c.kind for c in found} == {"permute"}
+        # At most 26 rows or columns of 128 elements a step, forward and backward.
+        assert sum(c.received * c.times for c in found) <= 2 * 26 * 128 * 4
+        np.testing.assert_allclose(spmd.jit(f)(u), spmd.jit(f)(whole), rtol=1e-5, atol=1e-6)
+
+
 def test_loops_over_parts_of_different_sizes():
     def f(a: Any) -> Any:
         def step(c: Any, _: Any) -> Any:
