@@ -317,9 +317,12 @@ READS: dict[str, tuple[Callable[[Any], Any], int | str]] = {
     "one row": (lambda x: x[5], "exchange"),
     "a slice": (lambda x: x[3:6], "exchange"),
     "a slice with steps": (lambda x: x[1:60:7, 2:5], 1),
-    "a traced slice": (lambda x: lax.dynamic_slice(x, (snp.int32(62), snp.int32(30)), (5, 7)), 1),
+    "a slice that ends behind": (lambda x: lax.dynamic_slice(x, (62, 0), (5, 64)), "exchange"),
+    "a traced slice": (
+        lambda x: lax.dynamic_slice(x, lax.optimization_barrier((np.int32(62), 30)), (5, 7)), 1,
+    ),
     "unsigned indices": (lambda x: x[snp.asarray([3, 63], "uint8")], 1),
-}
+}  # fmt: skip
 WRITES: dict[str, Callable[[Any], Any]] = {
     "one row": lambda x: x.at[3].set(1.0),
     "rows": lambda x: x.at[snp.asarray(PLACES)].set(2.0),
