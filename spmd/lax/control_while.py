@@ -215,6 +215,7 @@ def fori_loop(
             i, value = carry
             return (add(i, 1), body_fun(i, value)), None
 
+        step.stands_for = body_fun, "fori_loop"  # type: ignore[attr-defined]
         length = max(stop - start, 0)
         (_, out), _ = named_scan(
             "lax.fori_loop", 1, step, (start, init_val), None, length, unroll=unroll or 1
@@ -227,14 +228,17 @@ def fori_loop(
         )
     weak = bounds[0].weak_type and bounds[0].dtype == dtype
     limits = (convert_element_type(lower, dtype, weak), convert_element_type(upper, dtype))
-    _, _, out = named_while(
-        "lax.fori_loop",
-        2,
-        lambda c: lt(c[0], c[1]),
-        lambda c: (add(c[0], 1), c[1], body_fun(c[0], c[2])),
-        (*limits, init_val),
-    )
+
+    def advance(c: Any) -> Any:
+        return add(c[0], 1), c[1], body_fun(c[0], c[2])
+
+    advance.stands_for = body_fun, "fori_loop to a traced bound"  # type: ignore[attr-defined]
+    _, _, out = named_while("lax.fori_loop", 2, _is_below, advance, (*limits, init_val))
     return out
+
+
+def _is_below(carry: Any) -> Any:
+    return lt(carry[0], carry[1])
 
 
 # ---- rules -------------------------------------------------------------------------------------
