@@ -7,13 +7,14 @@ permutation of the tangents, which a gather makes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeError, OptionError, ShapeError
 from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.jvp import zero_tangent
@@ -289,14 +290,16 @@ def approx_max_k(
     """Find the `k` largest values of `operand` along `reduction_dimension`, and their positions.
 
     The result is exactly that of `top_k`, of its shape and dtypes: a recall of 1, whatever
-    `recall_target` allows. `reduction_input_size_override` and `aggregate_to_topk` are accepted for
-    JAX's sake. Raises the errors of `top_k`: `ShapeError`, `DtypeError` and `DimensionError`.
+    `recall_target` allows. Without `aggregate_to_topk` there are more of them: as many as XLA keeps
+    of an operand of that size, or of the size `reduction_input_size_override`, for the recall.
+    Raises the errors of `top_k`, `ShapeError`, `DtypeError` and `DimensionError`, and an
+    `OptionError` for a recall that is not in (0, 1], and for an override below the operand's size.
 
     >>> lax.approx_max_k(np.array([3.0, 9.0, 1.0]), 2)
     (Array([9., 3.], dtype=float32), Array([1, 0], dtype=int32))
     """
-    del recall_target, reduction_input_size_override, aggregate_to_topk
-    return top_k(operand, k, axis=reduction_dimension)
+    given = reduction_dimension, recall_target, reduction_input_size_override, aggregate_to_topk
+    return top_k(operand, _approximate_count("approx_max_k", operand, k, *given), axis=given[0])
 
 
 def approx_min_k(
@@ -310,12 +313,47 @@ def approx_min_k(
     """Find the `k` smallest values of `operand` along `reduction_dimension`, and their positions.
 
     The result is exact, a recall of 1, whatever `recall_target` allows; its shape and dtypes are
-    those of `top_k`. `reduction_input_size_override` and `aggregate_to_topk` are accepted for JAX's
-    sake. Raises the errors of `top_k`: `ShapeError`, `DtypeError` and `DimensionError`.
+    those of `top_k`. `reduction_input_size_override`, `aggregate_to_topk` and the errors are those
+    of `approx_max_k`: `ShapeError`, `DtypeError`, `DimensionError` and `OptionError`.
 
     >>> lax.approx_min_k(np.array([3.0, 9.0, 1.0]), 2)
     (Array([1., 3.], dtype=float32), Array([2, 0], dtype=int32))
     """
-    del recall_target, reduction_input_size_override, aggregate_to_topk
-    values, places = top_k(neg(operand), k, axis=reduction_dimension)
+    given = reduction_dimension, recall_target, reduction_input_size_override, aggregate_to_topk
+    count = _approximate_count("approx_min_k", operand, k, *given)
+    values, places = top_k(neg(operand), count, axis=reduction_dimension)
     return neg(values), places
+
+
+# XLA works on tiles of so many elements, of arrays with one dim and of others.
+_TILE_OF_VECTORS, _TILE = 1024, 128
+
+
+def _approximate_count(
+    name: str, operand: Any, k: int, dim: int, recall: float, override: int, aggregate: bool
+) -> int:
+    """The number of results: `k`, or as many as XLA keeps before it sorts for the last time."""
+    if not 0 < recall <= 1:
+        fail(OptionError, f"{name}: recall_target={recall} must be larger than 0 and at most 1")
+    aval = typeof(operand)
+    if aggregate or not aval.ndim:
+        return k
+    size = aval.shape[canonical_dim(dim, aval.ndim)]
+    if k > size:
+        return k  # which top_k refuses
+    if 0 <= override < size:
+        fail(
+            OptionError,
+            f"{name}: reduction_input_size_override={override} must be at least {size}, the size "
+            f"of dim {dim} of {aval}",
+        )
+    tile = _TILE_OF_VECTORS if aval.ndim == 1 else _TILE
+    if size <= tile or recall == 1:
+        return size
+    if k == 1:
+        return tile
+    kept = min(max(int((1 - k) / math.log(recall)), tile), size)
+    whole = override if override >= 0 else size
+    tiles = -(-size // tile)
+    halvings = min(int(math.log2(max(whole / kept, 1))), math.ceil(math.log2(tiles)))
+    return size if not halvings else -(-tiles // (1 << halvings)) * tile

@@ -158,6 +158,32 @@ def test_approximate_top_k_is_exact():
     np.testing.assert_array_equal(lax.approx_max_k(x, 2, 0)[0], np.sort(x, 0)[::-1][:2])
 
 
+@pytest.mark.parametrize(
+    ("shape", "k", "recall", "override"),
+    [((1000,), 3, 0.95, -1), ((5000,), 3, 0.95, -1), ((3, 700), 20, 0.8, -1),
+     ((3, 9000), 1, 0.9, -1),
+     ((2, 1300), 5, 0.99, -1), ((3, 9000), 50, 0.95, 100000), ((2, 100), 3, 0.95, -1)],
+)  # fmt: skip
+def test_as_many_candidates_as_xla_keeps(shape, k, recall, override):
+    jax = pytest.importorskip("jax")
+    x = _normal(*shape)
+    how = {"recall_target": recall, "reduction_input_size_override": override}
+    found = lax.approx_max_k(x, k, aggregate_to_topk=False, **how)
+    expected = jax.lax.approx_max_k(x, k, aggregate_to_topk=False, **how)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_mistakes_of_approximate_top_k():
+    x = _normal(2, 300)
+    with pytest.raises(errors.OptionError, match=r"recall_target=1.5 must be larger than 0"):
+        lax.approx_max_k(x, 3, recall_target=1.5)
+    with pytest.raises(errors.OptionError, match="override=50 must be at least 300"):
+        lax.approx_min_k(x, 3, aggregate_to_topk=False, reduction_input_size_override=50)
+    with pytest.raises(errors.ShapeError, match="k=301"):
+        lax.approx_min_k(x, 301, aggregate_to_topk=False)
+
+
 def test_broadcast_like_follows_numpy():
     x = _normal(3, 1)
     found = lax.broadcast_like(x, np.zeros((2, 3, 4)))
