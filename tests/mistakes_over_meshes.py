@@ -211,11 +211,6 @@ def constraint_with_a_string_in_a_tree():
 
 
 @mistake("jit_over_meshes")
-def device_put_of_a_traced_value_to_a_device():
-    return jit(lambda x: spmd.device_put(x, spmd.devices()[1]))(jnp.ones(8))
-
-
-@mistake("jit_over_meshes")
 def compiled_for_another_layout():
     mesh = automatic()
     compiled = jit(lambda tree: tree["a"][0] * 2).lower({"a": (put(mesh, "x"),)}).compile()

@@ -44,11 +44,11 @@ def test_a_traced_function_prints_its_tracer_once(capsys):
 
     f(jnp.array([1, 2, 3]))
     first = capsys.readouterr().out
-    assert first.startswith("seen: Traced<ShapedArray(int32[3])>")
+    assert first.startswith("seen: JitTracer(int32[3])")
     assert list(np.asarray(f(jnp.array([4, 5, 6])))) == [5, 6, 7]
     assert capsys.readouterr().out == ""
     f(jnp.array([1.0, 2.0]))
-    assert capsys.readouterr().out.startswith("seen: Traced<ShapedArray(float32[2])>")
+    assert capsys.readouterr().out.startswith("seen: JitTracer(float32[2])")
 
 
 def test_python_if_on_a_static_argument():

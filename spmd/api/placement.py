@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.base.device import Device, default_device, process_index
+from spmd.base.device import Device, process_index
 from spmd.base.dtypes import canonical
 from spmd.base.errors import ArgumentError, ShapeError, ShardingError
 from spmd.base.source import current_source
@@ -55,12 +55,13 @@ def device_put(
     None (the default device), or a pytree prefix of those. Global shapes and dtypes stay, and
     numbers become arrays. An array that lies over the same devices already is moved by one
     exchange, in which each of them receives what it lacks, over processes too. Inside a jitted
-    function a sharding is a constraint, as that of `lax.with_sharding_constraint`. `src` is where
+    function a sharding is a constraint, as that of `lax.with_sharding_constraint`, and a device
+    moves nothing: the program runs where its arguments are. `src` is where
     the arrays are, which they know themselves; `donate` is accepted for JAX's sake.
     `may_alias=False` asks for new arrays, which stay when those of `x` are donated.
 
     Raises `ShardingError` that names the leaf if its shape cannot be cut evenly, if there is no
-    mesh for a spec or if it is traced and `device` is one where its program does not run, and
+    mesh for a spec or if it is traced and `device` is a sharding without a mesh, and
     `ArgumentError` if a leaf is no array or `device` no place.
 
     >>> spmd.device_put(np.arange(3.0))
@@ -174,8 +175,7 @@ def _traced(name: str, x: Tracer, place: Any) -> Tracer:
     """A traced value is where its program runs; a sharding constrains it."""
     if isinstance(place, NamedSharding):
         return constrain(f"device_put: {name}", x, place, moves=True)
-    devices = {place} if isinstance(place, Device) else getattr(place, "device_set", set())
-    if place is None or devices == {default_device()}:
+    if place is None or isinstance(place, Device | SingleDeviceSharding):
         return x
     raise ShardingError(
         f"{current_source()}: device_put: {name} is traced ({x.aval.short()}), and inside jit, "

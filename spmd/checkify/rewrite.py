@@ -24,6 +24,7 @@ from spmd.checkify.errors import Error, Site
 from spmd.collectives import axis_index, pmin, psum
 from spmd.core.argument_names import check_arrays, debug_info, leaf_names
 from spmd.core.aval import typeof
+from spmd.core.call import jit_p, jit_params
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal
 from spmd.core.rewrite import close
 from spmd.core.stage import trace_to_jaxpr
@@ -183,8 +184,8 @@ def _call(checks: _Checks, eqn: Eqn, operands: list[Any], kinds: Kinds) -> Seque
     body, sites = _checked(eqn.prim.inline(eqn.params), kinds)
     if not sites and "check" not in eqn.effects:
         return eqn.prim.bind(*operands, **eqn.params)
-    if eqn.prim.name == "jit":
-        outs = eqn.prim.bind(*operands, **(eqn.params | {"jaxpr": body}))
+    if eqn.prim is jit_p:
+        outs = jit_p.bind(*operands, **jit_params(body, eqn.params["name"]))
     else:
         _, outs = _evaluate(body, operands, frozenset())
     found, outs = split_list(outs, [_width(sites)])

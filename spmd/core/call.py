@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import compress
+from operator import itemgetter
 from typing import Any
 
 from spmd.base.context import state
@@ -69,8 +71,13 @@ def impl_jaxpr(xp: Any, closed: ClosedJaxpr, *args: Any) -> list[Any]:
     ]
 
 
-def call_primitive(name: str, **rules: Any) -> Primitive:
-    """A primitive that means its parameter `jaxpr`; `rules` are its derivatives and batching."""
+def call_primitive(
+    name: str, body: Callable[[dict[str, Any]], ClosedJaxpr] = itemgetter("jaxpr"), **rules: Any
+) -> Primitive:
+    """A primitive that means its parameter `jaxpr`; `rules` are its derivatives and batching.
+
+    `body` gives what is compiled in its place, of the parameters.
+    """
     return Primitive(
         name,
         abstract=lambda *avals, jaxpr, **_: jaxpr.out_avals,
@@ -80,38 +87,22 @@ def call_primitive(name: str, **rules: Any) -> Primitive:
         vma="given",
         axes=jaxpr_axes,
         effects=lambda params: params["jaxpr"].effects,
-        inline=lambda params: params["jaxpr"],
+        inline=body,
         **rules,
     )
 
 
-# ---- jit ---------------------------------------------------------------------------------------
+def transpose_call(
+    prim: Primitive,
+    cts: Any,
+    operands: Any,
+    params: dict[str, Any],
+    change: Callable[..., dict[str, Any]] | None = None,
+) -> list[Any]:
+    """The transpose rule of any call: call the transposed jaxpr.
 
-
-def _jit_jvp(primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, name: str) -> Any:
-    flags = nonzero(tangents)
-    make = lambda: jvp_jaxpr(jaxpr, flags)  # noqa: E731
-    jvp, out_flags = derived(jaxpr, ("jvp", tuple(flags)), make)
-    given = [t for t in tangents if not isinstance(t, Zero)]
-    outs = jit_p.bind(*primals, *given, jaxpr=jvp, name=f"jvp_{name}")
-    outs, out_tangents = split_list(outs, [len(jaxpr.out_avals)])
-    return outs, spread(out_flags, out_tangents, [a.tangent() for a in jaxpr.out_avals])
-
-
-def _jit_linearize(
-    trace: LinearizeTrace, primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, name: str
-) -> Any:
-    cut = linearize_jaxpr(jaxpr, nonzero(tangents))
-    outs = jit_p.bind(*primals, jaxpr=cut.primal, name=name)
-    outs, residuals = split_list(outs, [len(jaxpr.out_avals)])
-    given = [t for t in tangents if not isinstance(t, Zero)]
-    params = {"jaxpr": cut.linear, "name": f"linear_{name}"}
-    out_tangents = trace.bind_linear(jit_p, [*residuals, *given], params)
-    return outs, spread(cut.out_nonzero, out_tangents, [a.tangent() for a in jaxpr.out_avals])
-
-
-def transpose_call(prim: Primitive, cts: Any, operands: Any, params: dict[str, Any]) -> list[Any]:
-    """The transpose rule of any call: call the transposed jaxpr."""
+    `change` gives the parameters, of the jaxpr, its name and the flags of its results.
+    """
     jaxpr = params["jaxpr"]
     linear = [isinstance(x, Linear) for x in operands]
     flags = nonzero(cts)
@@ -119,7 +110,8 @@ def transpose_call(prim: Primitive, cts: Any, operands: Any, params: dict[str, A
     backward, in_flags = derived(jaxpr, ("transpose", tuple(linear), tuple(flags)), make)
     residuals = [x for x in operands if not isinstance(x, Linear)]
     given = [ct for ct in cts if not isinstance(ct, Zero)]
-    changes = {"jaxpr": backward, "name": f"transpose_{params['name']}"}
+    name = f"transpose_{params['name']}"
+    changes = change(backward, name, in_flags) if change else {"jaxpr": backward, "name": name}
     outs = prim.bind(*residuals, *given, **(params | changes))
     avals = [x.aval for x in operands if isinstance(x, Linear)]
     found = iter(spread(in_flags, outs, avals))
@@ -127,14 +119,23 @@ def transpose_call(prim: Primitive, cts: Any, operands: Any, params: dict[str, A
 
 
 def batch_call(
-    prim: Primitive, axis: Any, operands: Any, at: Any, params: dict[str, Any]
+    prim: Primitive,
+    axis: Any,
+    operands: Any,
+    at: Any,
+    params: dict[str, Any],
+    change: Callable[..., dict[str, Any]] | None = None,
 ) -> tuple[list[Any], list[int | None]]:
-    """The batch rule of any call: call the batched jaxpr."""
+    """The batch rule of any call: call the batched jaxpr.
+
+    `change` gives the parameters, of the jaxpr and the flags of its results.
+    """
     jaxpr = params["jaxpr"]
     flags = [d is not None for d in at]
     make = lambda: batch_jaxpr(jaxpr, axis, flags)  # noqa: E731
     batched, out_flags = derived(jaxpr, ("batch", axis, tuple(flags)), make)
-    outs = prim.bind(*fronts(axis, operands, at), **(params | {"jaxpr": batched}))
+    changes = change(batched, out_flags) if change else {"jaxpr": batched}
+    outs = prim.bind(*fronts(axis, operands, at), **(params | changes))
     return outs, [0 if b else None for b in out_flags]
 
 
@@ -147,19 +148,154 @@ def jaxpr_axes(params: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(found)
 
 
+# ---- jit ---------------------------------------------------------------------------------------
+
+
+class UnspecifiedValue:
+    """The class of `UNSPECIFIED`, which stands for a sharding that is not given."""
+
+    def __repr__(self) -> str:
+        return "UnspecifiedValue"
+
+
+UNSPECIFIED = UnspecifiedValue()
+
+
+class PlacingHooks:
+    """The functions of `sharding/` for the shardings of jitted functions.
+
+    `at_edges` gives a jaxpr that lays inputs and outputs out as shardings say, and `batched` the
+    sharding of a value with a new first dim.
+    """
+
+    at_edges: Callable[[ClosedJaxpr, Sequence[Any], Sequence[Any]], ClosedJaxpr]
+    batched: Callable[[Any, Any, int], Any]
+
+
+placing = PlacingHooks()
+
+
+def jit_params(jaxpr: ClosedJaxpr, name: str, **given: Any) -> dict[str, Any]:
+    """The parameters of `jit_p`, with JAX's names; shardings and layouts are one a value."""
+    ins, outs = len(jaxpr.jaxpr.invars), len(jaxpr.jaxpr.outvars)
+    return {
+        "jaxpr": jaxpr,
+        "in_shardings": (UNSPECIFIED,) * ins,
+        "out_shardings": (UNSPECIFIED,) * outs,
+        "in_layouts": (None,) * ins,
+        "out_layouts": (None,) * outs,
+        "donated_invars": (False,) * ins,
+        "ctx_mesh": None,
+        "name": name,
+        "keep_unused": False,
+        "inline": False,
+        "compiler_options_kvs": (),
+        **given,
+    }
+
+
+def _changed(
+    params: dict[str, Any], jaxpr: ClosedJaxpr, name: str, ins: Sequence[Any], outs: Sequence[Any]
+) -> dict[str, Any]:
+    """The parameters of a call that is derived from another, whose values lie as these do."""
+    kept = {n: params[n] for n in ("ctx_mesh", "keep_unused", "inline", "compiler_options_kvs")}
+    return jit_params(jaxpr, name, in_shardings=tuple(ins), out_shardings=tuple(outs), **kept)
+
+
+def _with_layouts(params: dict[str, Any]) -> ClosedJaxpr:
+    """The jaxpr of a call, in which its shardings are constraints."""
+    closed: ClosedJaxpr = params["jaxpr"]
+    ins, outs = params["in_shardings"], params["out_shardings"]
+    if all(s is UNSPECIFIED for s in (*ins, *outs)):
+        return closed
+    return derived(closed, ("layouts", ins, outs), lambda: placing.at_edges(closed, ins, outs))
+
+
+def _jit_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    jaxpr, ins, outs = params["jaxpr"], params["in_shardings"], params["out_shardings"]
+    flags = nonzero(tangents)
+    make = lambda: jvp_jaxpr(jaxpr, flags)  # noqa: E731
+    jvp, out_flags = derived(jaxpr, ("jvp", tuple(flags)), make)
+    given = [t for t in tangents if not isinstance(t, Zero)]
+    ins, more = (*ins, *compress(ins, flags)), (*outs, *compress(outs, out_flags))
+    changed = _changed(params, jvp, f"jvp_{params['name']}", ins, more)
+    found = jit_p.bind(*primals, *given, **changed)
+    found, out_tangents = split_list(found, [len(outs)])
+    return found, spread(out_flags, out_tangents, [a.tangent() for a in jaxpr.out_avals])
+
+
+def _jit_linearize(trace: LinearizeTrace, primals: Any, tangents: Any, **params: Any) -> Any:
+    jaxpr, ins, outs = params["jaxpr"], params["in_shardings"], params["out_shardings"]
+    flags = nonzero(tangents)
+    cut = linearize_jaxpr(jaxpr, flags)
+    free = (UNSPECIFIED,) * (len(cut.primal.out_avals) - len(outs))
+    found = jit_p.bind(*primals, **_changed(params, cut.primal, params["name"], ins, outs + free))
+    found, residuals = split_list(found, [len(outs)])
+    given = [t for t in tangents if not isinstance(t, Zero)]
+    ins, moved = (*free, *compress(ins, flags)), compress(outs, cut.out_nonzero)
+    changed = _changed(params, cut.linear, f"linear_{params['name']}", ins, tuple(moved))
+    out_tangents = trace.bind_linear(jit_p, [*residuals, *given], changed)
+    return found, spread(cut.out_nonzero, out_tangents, [a.tangent() for a in jaxpr.out_avals])
+
+
+def _jit_transpose(cts: Any, *operands: Any, **params: Any) -> list[Any]:
+    ins, outs = params["in_shardings"], params["out_shardings"]
+    linear = [isinstance(x, Linear) for x in operands]
+    residuals = [s for s, lin in zip(ins, linear, strict=True) if not lin]
+
+    def of_transposed(backward: ClosedJaxpr, name: str, flags: list[bool]) -> dict[str, Any]:
+        given = [*residuals, *compress(outs, nonzero(cts))]
+        back = compress(compress(ins, linear), flags)
+        return _changed(params, backward, name, given, tuple(back))
+
+    return transpose_call(jit_p, cts, operands, params, of_transposed)
+
+
+def _jit_batch(axis: Any, operands: Any, at: Any, **params: Any) -> Any:
+    def of_batched(batched: ClosedJaxpr, out_flags: Sequence[bool]) -> dict[str, Any]:
+        def lies(s: Any, flag: bool, var: Any) -> Any:
+            return placing.batched(s, axis, var.aval.ndim) if flag and s is not UNSPECIFIED else s
+
+        jaxpr = params["jaxpr"].jaxpr
+        flags = [d is not None for d in at]
+        ins = map(lies, params["in_shardings"], flags, jaxpr.invars)
+        outs = map(lies, params["out_shardings"], out_flags, jaxpr.outvars)
+        return _changed(params, batched, params["name"], tuple(ins), tuple(outs)) | {
+            "donated_invars": params["donated_invars"]
+        }
+
+    return batch_call(jit_p, axis, operands, at, params, of_batched)
+
+
 def _jit_text(eqn: Eqn, names: Names) -> tuple[str, dict[str, Any]]:
-    """As in JAX, inputs and outputs of the jaxpr have the names of the operands and results."""
-    closed = eqn.params["jaxpr"]
+    """As in JAX, inputs and outputs of the jaxpr have the names of the operands and results.
+
+    Parameters that say nothing are left out.
+    """
+    params = eqn.params
+    closed = params["jaxpr"]
     names.share(closed.jaxpr.outvars, eqn.outvars)
     names.share(closed.jaxpr.invars, eqn.invars)
-    return "jit", {"name": eqn.params["name"], "jaxpr": closed}
+    shown = {"name": params["name"]}
+    for name in sorted(params.keys() - shown.keys()):
+        value = params[name]
+        if name == "ctx_mesh":
+            is_said = value is not None and not value.empty
+        elif type(value) is tuple:
+            is_said = any(v and v is not UNSPECIFIED for v in value)
+        else:
+            is_said = bool(value)
+        if name == "jaxpr" or is_said:
+            shown[name] = value
+    return "jit", shown
 
 
 jit_p = call_primitive(
     "jit",
+    body=_with_layouts,
     text=_jit_text,
     jvp=_jit_jvp,
     linearize=_jit_linearize,
-    transpose=lambda cts, *operands, **params: transpose_call(jit_p, cts, operands, params),
-    batch=lambda axis, operands, at, **params: batch_call(jit_p, axis, operands, at, params),
+    transpose=_jit_transpose,
+    batch=_jit_batch,
 )

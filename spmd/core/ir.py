@@ -96,6 +96,24 @@ class Eqn:
 _FIELDS = frozenset(f.name for f in fields(Eqn))
 
 
+class ShownParams(dict):
+    """The parameters of an equation, which also has those that its text shows: JAX's names."""
+
+    __slots__ = ("_invars", "_prim")
+
+    def __init__(self, prim: Primitive, invars: tuple[Atom, ...], params: dict[str, Any]):
+        super().__init__(params)
+        self._prim, self._invars = prim, invars
+
+    def __missing__(self, name: str) -> Any:
+        assert self._prim.text is not None
+        bare = Eqn(self._prim, self._invars, (), dict(self))
+        return self._prim.text(bare, Names())[1][name]
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
 class Jaxpr:
     """Equations in order, with the variables that come in and the atoms that go out."""
 
@@ -144,7 +162,7 @@ class Jaxpr:
         if self._primitives is None:
             names = {eqn.prim.name for eqn in self.eqns}
             for eqn in self.nested:
-                for _, inner in subjaxprs(eqn.params):
+                for inner in bodies(eqn):
                     body = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
                     names |= body.primitives
             self._primitives = frozenset(names)
@@ -246,12 +264,19 @@ def subjaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                     yield name, item
 
 
+def bodies(eqn: Eqn) -> list[Any]:
+    """The jaxprs inside an equation; of a call the one that is compiled in its place."""
+    if eqn.prim.inline is not None:
+        return [eqn.prim.inline(eqn.params)]
+    return [inner for _, inner in subjaxprs(eqn.params)]
+
+
 def all_eqns(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[Eqn]:
     """Every equation of a jaxpr and of the jaxprs nested in it, outer before inner."""
     for eqn in jaxpr.eqns:
         yield eqn
         if eqn.params:
-            for _, inner in subjaxprs(eqn.params):
+            for inner in bodies(eqn):
                 yield from all_eqns(inner)
 
 
@@ -275,10 +300,12 @@ class Names:
 
     def share(self, inside: Sequence[Atom], outside: Sequence[Atom]) -> None:
         """Give variables the names of others, which have the same values."""
+        taken: set[Var] = set()
         # Not strict: messages about an equation with too few operands show its text.
         for inner, outer in zip(inside, outside, strict=False):
-            if isinstance(inner, Var) and isinstance(outer, Var):
+            if isinstance(inner, Var) and isinstance(outer, Var) and outer not in taken:
                 self._names[inner] = self(outer)
+                taken.add(outer)
 
     def typed(self, var: Atom) -> str:
         return f"{self(var)}:{var.aval.short()}"
@@ -344,5 +371,5 @@ def format_jaxpr(jaxpr: Jaxpr, names: Names) -> str:
     outs = f"({outs},)" if len(jaxpr.outvars) == 1 else f"({outs})"
     head = f"{{ lambda {consts + ' ' if consts else ''}; {ins}{'.' if ins else ''} let"
     if len(eqns) <= 1 and not any("\n" in e for e in eqns):
-        return f"{head} {eqns[0] + ' ' if eqns else ''}in {outs} }}"
+        return f"{head} {eqns[0] if eqns else ''} in {outs} }}"
     return head + "\n" + "\n".join(_indent(e, 4) for e in eqns) + f"\n  in {outs} }}"

@@ -42,8 +42,8 @@ class JetTracer(JVPTracer):
     def concrete(self) -> Any:
         return None
 
-    def describe(self) -> str:
-        return f" with primal={self.primal!r} terms={self.tangent!r}"
+    def __repr__(self) -> str:
+        return f"JetTracer(primal={self.primal}, terms={self.tangent!r})"
 
 
 class JetTrace(Trace):

@@ -100,8 +100,8 @@ class JVPTracer(Tracer):
     def where_from(self) -> str:
         return origin(self._source, self.primal)
 
-    def describe(self) -> str:
-        return f" with primal={self.primal!r} tangent={self.tangent!r}"
+    def __repr__(self) -> str:
+        return f"JVPTracer(primal={self.primal}, tangent={self.tangent})"
 
 
 class JVPTrace(Trace):

@@ -73,10 +73,19 @@ class MixedTrace(Trace):
             state.trace = before
 
 
+class GradTracer(JVPTracer):
+    """A primal with a tangent that is only written down."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"GradTracer(primal={self.primal}, typeof(tangent)={self.aval.tangent().short()})"
+
+
 class LinearizeTrace(JVPTrace):
     """A JVP trace whose tangents are staged into `tangent_trace`."""
 
-    tracer = JVPTracer
+    tracer = GradTracer
 
     def __init__(self, parent: Trace, tangent_trace: JaxprTrace):
         super().__init__(parent)

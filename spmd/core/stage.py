@@ -21,7 +21,7 @@ from spmd.base.source import UNKNOWN, Source, current_source
 from spmd.core.aval import NO_AXES, HasAval, ShapedArray, is_arraylike, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.explicit import align_sums, result_avals
-from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, ShownParams, Var
 from spmd.core.mutable.cells import Cell
 from spmd.core.primitive import Primitive
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
@@ -62,6 +62,9 @@ class JaxprTracer(Tracer):
         self._trace = trace
         self.aval = aval
         self._var = var
+
+    def __repr__(self) -> str:
+        return f"JitTracer({self.aval})"
 
     def where_from(self) -> str:
         trace: JaxprTrace = self._trace  # type: ignore[assignment]
@@ -139,6 +142,8 @@ class JaxprTrace(Trace):
             outs = result_avals(prim, avals, params)
         if prim.vma != "given" and not (plain and prim.vma == "union"):
             outs = self._with_vma(prim, avals, outs, params)
+        if prim.text is not None:
+            params = ShownParams(prim, invars, params)
         if prim.is_plain:
             var = Var(outs[0])
             self.eqns.append(Eqn(prim, invars, (var,), params, NO_EFFECTS, source))

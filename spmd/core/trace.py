@@ -77,12 +77,8 @@ class Tracer(HasAval):
         """A sentence on where this value comes from, for errors."""
         return ""
 
-    def describe(self) -> str:
-        """The text after `Traced<...>` in the repr."""
-        return ""
-
     def __repr__(self) -> str:
-        return f"Traced<{self.aval!r}>with<{type(self._trace).__name__}>{self.describe()}"
+        return f"Traced<{self.aval!r}>with<{type(self._trace).__name__}>"
 
     # -- where Python wants a concrete value --
 

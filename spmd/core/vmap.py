@@ -56,8 +56,8 @@ class BatchTracer(Tracer):
     def where_from(self) -> str:
         return origin(self._source, self.val)
 
-    def describe(self) -> str:
-        return f" with val={self.val!r} batch_dim={self.dim}"
+    def __repr__(self) -> str:
+        return f"VmapTracer(aval={self.aval}, batched={typeof(self.val)})"
 
 
 class BatchTrace(Trace):

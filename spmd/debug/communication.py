@@ -145,7 +145,7 @@ def values_of(program: Program) -> dict[Source, str]:
     """For each line whose value is split: the value's type, and the cause of the split."""
     plans: list[Plan] = []
     traced = program.traced
-    partitioned(traced.jaxpr, layouts_of(traced.split.leaves), plans)
+    partitioned(traced.program, layouts_of(traced.split.leaves), plans)
     rows = [row for plan in plans for row in _rows(plan.top)]
     read = {(_line(eqn.source), atom) for eqn, _ in rows for atom in eqn.invars if _is_var(atom)}
     found: dict[tuple[str, int], tuple[Source, dict[str, Cell]]] = {}
@@ -220,7 +220,7 @@ class Movement:
         if not any(c.received >= NOTABLE for c in self.collectives):
             return []
         traced = self.program.traced
-        return savings_of(traced.jaxpr, layouts_of(traced.split.leaves))
+        return savings_of(traced.program, layouts_of(traced.split.leaves))
 
     @cached_property
     def memory(self) -> MemoryAnalysis:

@@ -179,7 +179,7 @@ def _device_jaxpr(program: Program) -> tuple[ClosedJaxpr, Sequence[Any]]:
     executable = program.executable
     if isinstance(executable, MeshProgram):
         return executable.params["jaxpr"], executable.core.passes
-    return program.traced.jaxpr, executable.backend.passes(PASSES)
+    return program.traced.program, executable.backend.passes(PASSES)
 
 
 def _pass_info(name: str, closed: ClosedJaxpr, seconds: float) -> PassInfo:

@@ -78,7 +78,7 @@ def compile_call(
     traced = jitted.trace(*args, **kwargs)
     middle = time.perf_counter()
     donated, layouts = traced.donated if donate else (), layouts_of(traced.split.leaves)
-    executable = compile_program(traced.jaxpr, donated, layouts=layouts)
+    executable = compile_program(traced.program, donated, layouts=layouts)
     return Program(traced, executable, middle - started, time.perf_counter() - middle)
 
 

@@ -408,7 +408,7 @@ def _export(
                 f"{out_tree} and {traced.out_tree}"
             )
         out_tree = traced.out_tree
-        encoded = encode.encode_jaxpr(traced.jaxpr)
+        encoded = encode.encode_jaxpr(traced.program)
         results = [encode.encode_aval(a) for a in traced.jaxpr.out_avals]
         out_lies = tuple(
             encode.encode_lies(s or a.explicit)

@@ -66,7 +66,7 @@ def _to_onnx(fun_jit: JitFunction, infos: list[ShapeDtypeStruct], tree: TreeDef)
         traced = fun_jit.trace(*args, **kwargs)
         g = Graph()
         inputs = [g.name() for _ in infos]
-        outputs = [g.op("Identity", x) for x in write_program(g, traced.jaxpr, inputs)]
+        outputs = [g.op("Identity", x) for x in write_program(g, traced.program, inputs)]
         shapes = [list(aval.shape) for aval in traced.jaxpr.out_avals]
         documents.append({"nodes": g.nodes, "in": inputs, "out": outputs, "shapes": shapes})
         arrays = g.arrays

@@ -16,7 +16,7 @@ from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.explicit import lays_out_result
+from spmd.core.explicit import hooks, laid_out, lays_out_result
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Primitive, dims
 from spmd.core.structural import (
@@ -374,6 +374,16 @@ def reduce(
     if known is not None and len(arrays) == 1:
         out = computation(known(arrays[0], dimensions), inits[0])
         return tree_unflatten(tree, [out])
+    lies = typeof(arrays[0]).explicit
+    if len(arrays) == 1 and lies is not None and any(lies.spec[d] for d in dimensions):
+        # What is left of the type says how the result lies; the compiler finds the way.
+        for d in sorted(dimensions, reverse=True):
+            lies = hooks.without_dim(lies, d)
+
+        def reduced(x: Any) -> Any:
+            return _reduce_any([x], inits, tree, computation, dimensions)[0]
+
+        return tree_unflatten(tree, [laid_out(lies, reduced, arrays[0])])
     return tree_unflatten(tree, _reduce_any(arrays, inits, tree, computation, dimensions))
 
 

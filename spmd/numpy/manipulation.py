@@ -17,7 +17,7 @@ from spmd.base.errors import ArgumentError, ConcretizationError, RefusedError, S
 from spmd.base.source import current_source
 from spmd.compile.dispatch.eager_cache import cached_options
 from spmd.core.aval import typeof
-from spmd.core.explicit import lays_out_result
+from spmd.core.explicit import hooks, lays_out_result
 from spmd.core.structural import move_dim
 from spmd.numpy import promotion
 from spmd.numpy.creation import canonical_shape
@@ -267,7 +267,24 @@ def broadcast_arrays(*args: ArrayLike) -> list[Array]:
     check_arraylike("broadcast_arrays", *args)
     arrays = [plain(a) for a in args]
     target = broadcast_shapes_of("broadcast_arrays", [typeof(a).shape for a in arrays])
-    return [as_array(promotion.broadcast_to(a, target)) for a in arrays]
+    found = [as_array(promotion.broadcast_to(a, target)) for a in arrays]
+    if all(typeof(x).explicit is None for x in found):
+        return found
+    return _lying_alike(found)
+
+
+def _lying_alike(arrays: list[Array]) -> list[Array]:
+    """Arrays of one shape, each split over `Explicit` axes where one of them is."""
+    given = [typeof(x).explicit for x in arrays]
+    first = next(lies for lies in given if lies is not None)
+    entries: list[Any] = []
+    for d in range(len(first.spec)):
+        split = {lies.spec[d] for lies in given if lies is not None and lies.spec[d]}
+        if len(split) > 1:
+            return arrays
+        entries.append(split.pop() if split else None)
+    place = first.update(spec=type(first.spec)(*entries))
+    return [x if typeof(x).explicit == place else hooks.reshard(x, place) for x in arrays]
 
 
 # ---- order of dims -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from spmd.base.context import state
@@ -13,7 +14,7 @@ from spmd.base.errors import (
     ShapeError,
     ShardingError,
 )
-from spmd.base.source import current_source
+from spmd.base.source import UNKNOWN, Source, current_source
 from spmd.base.tree import (
     broadcast_prefix,
     keystr,
@@ -22,10 +23,11 @@ from spmd.base.tree import (
     tree_unflatten,
 )
 from spmd.core.argument_names import check_arrays
-from spmd.core.aval import set_sharding_resolver, typeof
+from spmd.core.aval import ShapedArray, set_sharding_resolver, typeof
 from spmd.core.axis import cast_to_vma
+from spmd.core.call import placing
 from spmd.core.explicit import hooks
-from spmd.core.ir import Eqn, Names
+from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Names, Var
 from spmd.core.jvp import is_float0, zero_tangent
 from spmd.core.primitive import Linear, Primitive, Zero, dims, linear
 from spmd.core.vmap import to_front
@@ -43,12 +45,18 @@ from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh, scope
 
 
 def constrain(
-    name: str, x: Any, sharding: NamedSharding, asserts: bool = False, moves: bool = False
+    name: str,
+    x: Any,
+    sharding: NamedSharding,
+    asserts: bool = False,
+    moves: bool = False,
+    checks: bool = False,
 ) -> Any:
     """Lay one traced value out, which errors call `name`.
 
     Along `Explicit` axes it is moved; if the caller `asserts` it must be laid out so already. What
-    is committed to other devices is an error unless the caller `moves` it.
+    is committed to other devices is an error unless the caller `moves` it. If it only `checks`, its
+    call of the jaxpr lays the value out along other axes.
     """
     what = f"{current_source()}: {name}"
     frames = [frame for frame in state.axes if frame.kind != "vmap"]
@@ -77,10 +85,16 @@ def constrain(
         x = hooks.reshard(x, NamedSharding(sharding.mesh, explicit.spec))
         if explicit.spec.all_axes() == sharding.spec.all_axes():
             return x
+    elif checks:
+        return x
     more = {"uneven": True} if sharding.uneven else {}
     if moves:
         more["moves"] = True
-    return sharding_constraint_p.bind(x, mesh=sharding.mesh, spec=sharding.spec, **more)
+    spec = sharding.spec
+    if PartitionSpec.UNCONSTRAINED in spec and is_evaluated() and layouts_of([x]) is None:
+        # The dims of a value over no mesh that are left to the compiler are whole.
+        spec = PartitionSpec(*[None if e is PartitionSpec.UNCONSTRAINED else e for e in spec])
+    return sharding_constraint_p.bind(x, mesh=sharding.mesh, spec=spec, **more)
 
 
 def as_sharding(what: str, place: Any) -> NamedSharding:
@@ -110,11 +124,17 @@ def as_sharding(what: str, place: Any) -> NamedSharding:
 
 
 def constrain_tree(
-    x: Any, shardings: Any, what: str, asserts: bool = False, name: str = "x"
+    x: Any,
+    shardings: Any,
+    what: str,
+    asserts: bool = False,
+    name: str = "x",
+    checks: bool = False,
 ) -> Any:
     """Constrain the leaves of `x` by a pytree prefix of shardings.
 
     None leaves one free; a caller that `asserts` must not leave all free. Errors call it `name`.
+    What a caller that only `checks` does is said at `constrain`.
     """
     pairs, tree = tree_flatten_with_path(x)
     leaves = [leaf for _, leaf in pairs]
@@ -128,12 +148,14 @@ def constrain_tree(
         )
     if asserts and is_evaluated():
         _check_same_devices(what, names, leaves, places)
-    done = [
-        leaf
-        if place is None
-        else constrain(f"{what}: {name}", leaf, as_sharding(f"{what}: {name}", place), asserts)
-        for name, leaf, place in zip(names, leaves, places, strict=True)
-    ]
+    done = []
+    for name, leaf, place in zip(names, leaves, places, strict=True):
+        if isinstance(place, SingleDeviceSharding) and is_evaluated():
+            leaf = hooks.put(leaf, place)
+        elif place is not None:
+            sharding = as_sharding(f"{what}: {name}", place)
+            leaf = constrain(f"{what}: {name}", leaf, sharding, asserts, checks=checks)
+        done.append(leaf)
     return tree_unflatten(tree, done)
 
 
@@ -244,11 +266,16 @@ def note_mesh_read() -> None:
 
 def _batch(axis: Any, operands: Any, at: Any, *, spec: PartitionSpec, **params: Any) -> Any:
     (x,), (d,) = operands, at
+    deeper = _with_batch_dim(spec, axis, d, typeof(x).ndim - 1)
+    return sharding_constraint_p.bind(x, spec=deeper, **params), d
+
+
+def _with_batch_dim(spec: PartitionSpec, axis: Any, d: int, ndim: int) -> PartitionSpec:
+    """The spec of a value that has got a batch dim: over the axes of `vmap`'s user, or free."""
     own = axis.spmd_names
     entry = (own[0] if len(own) == 1 else own) if own else PartitionSpec.UNCONSTRAINED
-    entries = [*spec, *[None] * (typeof(x).ndim - 1 - len(spec))]
-    deeper = PartitionSpec(*entries[:d], entry, *entries[d:])
-    return sharding_constraint_p.bind(x, spec=deeper, **params), d
+    entries = [*spec, *[None] * (ndim - len(spec))]
+    return PartitionSpec(*entries[:d], entry, *entries[d:])
 
 
 def _text(eqn: Eqn, names: Names) -> tuple[str, dict[str, Any]]:
@@ -265,6 +292,52 @@ def _text(eqn: Eqn, names: Names) -> tuple[str, dict[str, Any]]:
         "unconstrained_dims": free,
         **params,
     }
+
+
+# ---- shardings of jitted functions -------------------------------------------------------------
+
+
+def _at_edges(closed: ClosedJaxpr, ins: Sequence[Any], outs: Sequence[Any]) -> ClosedJaxpr:
+    """A jaxpr whose inputs and outputs are laid out by shardings, where those are given."""
+    jaxpr = closed.jaxpr
+    before: list[Eqn] = []
+    after: list[Eqn] = []
+    first = jaxpr.eqns[0].source if jaxpr.eqns else UNKNOWN
+    last = jaxpr.eqns[-1].source if jaxpr.eqns else UNKNOWN
+
+    def lies(eqns: list[Eqn], read: Atom, made: Var, place: Any, source: Source) -> None:
+        more = {"uneven": True} if place.uneven else {}
+        params = {"mesh": place.mesh, "spec": place.spec, **more}
+        eqns.append(Eqn(sharding_constraint_p, (read,), (made,), params, NO_EFFECTS, source))
+
+    invars, outvars = list(jaxpr.invars), list(jaxpr.outvars)
+    for k, (var, place) in enumerate(zip(jaxpr.invars, ins, strict=True)):
+        if _is_constraint(place, var.aval):
+            given = invars[k] = Var(var.aval)
+            lies(before, given, var, place, first)
+    for k, (atom, place) in enumerate(zip(jaxpr.outvars, outs, strict=True)):
+        if _is_constraint(place, atom.aval):
+            made = outvars[k] = Var(atom.aval)
+            lies(after, atom, made, place, last)
+    if not before and not after:
+        return closed
+    eqns = [*before, *jaxpr.eqns, *after]
+    return ClosedJaxpr(jaxpr.replace(invars=invars, eqns=eqns, outvars=outvars), closed.consts)
+
+
+def _is_constraint(place: Any, aval: ShapedArray) -> bool:
+    """Whether a sharding is to be a constraint: along `Explicit` axes the jaxpr has moves."""
+    return isinstance(place, NamedSharding) and place.explicit_part(aval.ndim) is None
+
+
+def _batched(place: Any, axis: Any, ndim: int) -> Any:
+    """The sharding of a value of `ndim` dims, for one that has a batch dim in front of them."""
+    if not isinstance(place, NamedSharding):
+        return place
+    return place.update(spec=_with_batch_dim(place.spec, axis, 0, ndim))
+
+
+placing.at_edges, placing.batched = _at_edges, _batched
 
 
 # `uneven=True` is there if parts may have different sizes at the edges of a program, too;

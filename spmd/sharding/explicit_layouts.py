@@ -22,7 +22,7 @@ from spmd.base.tree import (
 from spmd.base.util import function_name
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.call import jit_p
+from spmd.core.call import jit_p, jit_params
 from spmd.core.explicit import hooks, to_auto, to_auto_if_array
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive, dims, linear
@@ -99,7 +99,7 @@ def call_laid_out(
         if _is_key((rest, named, place)):
             program = _program_laid_out(f, avals, rest, named, place, context)
             given = [a for a in arrays if a is not None]
-            return jit_p.bind(*given, jaxpr=program, name=function_name(f))[0]
+            return jit_p.bind(*given, **jit_params(program, function_name(f)))[0]
     return lay_out(f(*map(to_auto_if_array, args), **kwargs), place)
 
 

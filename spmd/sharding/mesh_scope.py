@@ -78,6 +78,11 @@ def get_mesh() -> Mesh:
     True
     """
     _check_is_outside("get_mesh", "get_abstract_mesh() gives the axes there")
+    return mesh_in_scope()
+
+
+def mesh_in_scope() -> Mesh:
+    """The mesh that `set_mesh` has set, or an empty one."""
     return _NO_MESH if scope.mesh is None else scope.mesh
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from spmd.base.config import config
 from spmd.base.context import state
 from spmd.base.device import Device, devices, local_devices, too_few_devices
-from spmd.base.errors import ArgumentError, PytreeError, ShardingError
+from spmd.base.errors import ArgumentError, DeviceError, PytreeError, ShardingError
 from spmd.base.source import current_source
 from spmd.base.traceback_filter import simplify
 from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
@@ -376,6 +376,8 @@ class _PmapCall:
     def run(self, mapped: _Mapped, fast: FastCalls) -> Any:
         """Bind the primitive; over several processes, on global arrays made of local rows."""
         operands = self.flat
+        if is_evaluated() and self.mesh is self.local_mesh:
+            self._check_committed()
         if self.mesh is not self.local_mesh:
             operands = [
                 rows_of_all(x, self.mesh, self.size, a)
@@ -405,6 +407,21 @@ class _PmapCall:
             if given and isinstance(x, Array) and (x.shards is not None or self.mesh.size == 1):
                 x.delete()
         return tree_unflatten(mapped.out_tree, outs)
+
+    def _check_committed(self) -> None:
+        """Raise if an argument is committed to other places than those of its rows."""
+        for x, axis, name in zip(self.flat, self.in_axes, self.names, strict=True):
+            if type(x) is not Array or not x.committed:
+                continue
+            wanted = NamedSharding(self.local_mesh, self._spec(axis))
+            if x.sharding.is_equivalent_to(wanted, x.ndim):
+                continue
+            raise DeviceError(
+                f"{current_source()}: {self.what}: {name} ({x.aval.short()}) is committed to "
+                f"{x.sharding}, and its rows are mapped over {self.local_mesh}; nothing is moved "
+                f"silently. Pass device_put({name}, NamedSharding(mesh, P(axis))) with a mesh of "
+                "these devices, or an array that is not committed"
+            )
 
     def _described(
         self, mapped: _Mapped, outs: Sequence[Any], params: dict[str, Any], gone: Sequence[bool]

@@ -496,6 +496,8 @@ def _check_typed(
         own = [a for a in aval.explicit.spec.axes_of(d) if manual is None or a in manual]
         if own != [a for a in spec.axes_of(d) if a in explicit]:
             _raise_not_typed(what, name, aval, spec)
+    if AxisType.Explicit not in mesh.axis_types and not has_sums:
+        return  # over the same devices, along axes of other types
     mine = _inferred_spec(what, aval, mesh, manual)
     if (mine.unreduced, mine.reduced) != (spec.unreduced, spec.reduced):
         _raise_not_typed(what, name, aval, spec)

@@ -11,6 +11,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
+from spmd.errors import DeviceError
 
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 Params = namedtuple("Params", ["w", "b"])
@@ -136,9 +137,15 @@ def test_results_stay_on_their_devices():
     np.testing.assert_array_equal(z, X[:2])
 
 
-def test_arrays_move_to_the_devices_that_need_them():
+def test_committed_arrays_are_not_moved_silently():
     there = spmd.pmap(lambda x: x, devices=spmd.devices()[2:4])(X[:2])
-    here = spmd.pmap(lambda x: x * 2, devices=spmd.devices()[:2])(there)
+    double = spmd.pmap(lambda x: x * 2, devices=spmd.devices()[:2])
+    double(X[:2]), double(X[:2])  # also where a closure makes calls
+    for elsewhere in there, spmd.device_put(X[:2], spmd.devices()[3]):
+        with pytest.raises(DeviceError, match=r"x \(f32\[2,2\]\) is committed to .*device_put\(x"):
+            double(elsewhere)
+    rows = spmd.NamedSharding(spmd.make_mesh((2,), ("i",)), spmd.P("i"))
+    here = double(spmd.device_put(there, rows))
     assert [s.device for s in here.addressable_shards] == spmd.devices()[:2]
     np.testing.assert_array_equal(here, 2 * X[:2])
 

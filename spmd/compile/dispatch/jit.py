@@ -43,7 +43,7 @@ from spmd.compile.executable.nan_check import check_nans, kept_operands
 from spmd.compile.lazy import compiler, fast_call, key_uses, mesh_fast_call, select, stateful
 from spmd.core.argument_names import spread_over_arguments
 from spmd.core.aval import ShapedArray, ShapeDtypeStruct, is_arraylike, typeof
-from spmd.core.call import jit_p
+from spmd.core.call import UNSPECIFIED, jit_p, jit_params, placing
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.mutable.cells import Cell, TouchedCells
 from spmd.core.rewrite import dce, drop_inputs, eval_closed, hoist_tracers, prune_consts
@@ -62,6 +62,7 @@ from spmd.sharding.constraint import (
     prefix_key,
     shardings_of_leaves,
 )
+from spmd.sharding.mesh_scope import mesh_in_scope
 from spmd.sharding.named import Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import (
     call_in_scope,
@@ -88,8 +89,9 @@ class Entry:
     closed: ClosedJaxpr
     out_tree: TreeDef
     donated: tuple[bool, ...]
-    # By result, what `out_shardings` says of it.
+    # By result, what `out_shardings` says of it; and by argument `in_shardings`.
     out_shardings: tuple[Sharding | None, ...]
+    in_shardings: tuple[Sharding | None, ...]
     # For each layout of the arguments, None for arguments that are over no mesh, and each device
     # that is no CPU.
     executables: dict[Any, Executable | MeshProgram] = field(default_factory=dict)
@@ -97,6 +99,17 @@ class Entry:
     # The arguments that it needs, and the program without the others; made on the first request.
     needed: list[bool] | None = None
     pruned: Entry | None = None
+    # The jaxpr that is compiled, in which these shardings are constraints.
+    laid_out: ClosedJaxpr | None = None
+
+    @property
+    def program(self) -> ClosedJaxpr:
+        """The jaxpr that is compiled."""
+        if self.laid_out is None:
+            ins, outs = self.in_shardings, self.out_shardings
+            is_free = all(s is None for s in (*ins, *outs))
+            self.laid_out = self.closed if is_free else placing.at_edges(self.closed, ins, outs)
+        return self.laid_out
 
     def without_unused(self) -> Entry:
         """The same function of the arguments that it needs."""
@@ -109,6 +122,7 @@ class Entry:
                 self.out_tree,
                 tuple(compress(self.donated, self.needed)),
                 self.out_shardings,
+                tuple(compress(self.in_shardings, self.needed)),
                 reads_mesh=self.reads_mesh,
             )
         return self.pruned
@@ -249,8 +263,8 @@ class JitFunction:
         """A call of a function that uses no mutable array but its own."""
         split, avals = self._read(args, kwargs)
         if state.trace is not EVAL or any(isinstance(x, Tracer) for x in split.leaves):
-            closed, out_tree, hoisted = self._traced(split, avals, args, kwargs)
-            return self._bind(closed, out_tree, hoisted, split.leaves)
+            entry, closed, hoisted = self._traced(split, avals, args, kwargs)
+            return self._bind(entry, closed, hoisted, split.leaves)
         if self._pinned is not None and state.mesh is not None:
             raise ShardingError(
                 f"{current_source()}: {self._signature.what}: it has {self._pinned}, and set_mesh "
@@ -361,7 +375,7 @@ class JitFunction:
             if True in donated:
                 donated = used_donations(entry.closed, donated, self._keep_unused)
             made = select.compile_program(
-                entry.closed,
+                entry.program,
                 donated,
                 layouts=layouts,
                 wanted=entry.out_shardings,
@@ -382,12 +396,24 @@ class JitFunction:
         return made
 
     def _bind(
-        self, closed: ClosedJaxpr, out_tree: TreeDef, hoisted: list[Any], leaves: list[Any]
+        self, entry: Entry, closed: ClosedJaxpr, hoisted: list[Any], leaves: list[Any]
     ) -> Any:
+        """The results of a call of `closed` that is one equation, or written out."""
+        free, count = (UNSPECIFIED,) * len(hoisted), len(hoisted)
+        params = jit_params(
+            closed,
+            self._signature.name,
+            in_shardings=free + tuple(UNSPECIFIED if s is None else s for s in entry.in_shardings),
+            out_shardings=tuple(UNSPECIFIED if s is None else s for s in entry.out_shardings),
+            donated_invars=(False,) * count + entry.donated,
+            ctx_mesh=mesh_in_scope(),
+            keep_unused=self._keep_unused,
+            inline=self._inline,
+        )
+        given = *hoisted, *leaves
         if self._inline:
-            return out_tree.unflatten(eval_closed(closed, *hoisted, *leaves))
-        outs = jit_p.bind(*hoisted, *leaves, jaxpr=closed, name=self._signature.name)
-        return out_tree.unflatten(outs)
+            return entry.out_tree.unflatten(eval_closed(jit_p.stands_for((), params), *given))
+        return entry.out_tree.unflatten(jit_p.bind(*given, **params))
 
     def _read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -437,19 +463,19 @@ class JitFunction:
         avals: Sequence[ShapedArray],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> tuple[ClosedJaxpr, TreeDef, list[Any]]:
-        """The jaxpr of a call, and the tracers it closes over as extra leading operands."""
+    ) -> tuple[Entry, ClosedJaxpr, list[Any]]:
+        """A call's entry, its jaxpr, and the tracers it closes over as extra leading operands."""
         key = self._key(split, avals)
         entry = self._entries.get(key)
         if entry is not None:
             if entry.reads_mesh:  # so does the function that calls it
                 note_mesh_read()
-            return entry.closed, entry.out_tree, []
+            return entry, entry.closed, []
         made = self._trace(split, avals, args, kwargs)
         without, hoisted = hoist_tracers(made.closed)
         if not hoisted:
             self._entries[key] = made
-        return without, made.out_tree, hoisted
+        return made, without, hoisted
 
     def _new_entry(
         self,
@@ -476,13 +502,14 @@ class JitFunction:
         before = scope.reads
         trees: list[TreeDef] = []
         places: list[Sharding | None] = []
+        ins = self._placed(split) if self._in_shardings is not None else []
 
         def flat(*tracers: Any) -> list[Any]:
-            given, named = signature.join(split, self._constrained(split, tracers, args, kwargs))
+            given, named = signature.join(split, self._constrained(ins, tracers, args, kwargs))
             out = fun(*given, **named)
             if self._out_shardings is not None:
                 what = f"{signature.what}: out_shardings"
-                out = constrain_tree(out, self._out_shardings, what, name="result")
+                out = constrain_tree(out, self._out_shardings, what, name="result", checks=True)
                 places.extend(shardings_of_leaves(out, self._out_shardings, what))
             leaves, tree = tree_flatten(out)
             trees.append(tree)
@@ -500,6 +527,7 @@ class JitFunction:
             trees[0],
             signature.donated(args, kwargs),
             tuple(places) or (None,) * len(closed.out_avals),
+            tuple(ins) or (None,) * len(avals),
             reads_mesh=scope.reads != before,
         )
 
@@ -521,19 +549,24 @@ class JitFunction:
         return spread_over_arguments(what, "in_shardings", given, pairs, is_placement)
 
     def _constrained(
-        self, split: Split, tracers: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        places: list[Any],
+        tracers: Sequence[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Sequence[Any]:
-        """The traced arguments, laid out as `in_shardings` says."""
+        """The traced arguments, laid out as `in_shardings` says; `places` become shardings."""
         if self._in_shardings is None:
             return tracers
         what = f"{self._signature.what}: in_shardings"
         names = self._signature.leaf_names(args, kwargs)
-        return [
-            x
-            if place is None
-            else constrain(f"{what}: {name}", x, as_sharding(f"{what}: {name}", place))
-            for x, place, name in zip(tracers, self._placed(split), names, strict=True)
-        ]
+        given = []
+        for k, (x, place, name) in enumerate(zip(tracers, places, names, strict=True)):
+            if place is not None:
+                place = places[k] = as_sharding(f"{what}: {name}", place)
+                x = constrain(f"{what}: {name}", x, place, checks=True)
+            given.append(x)
+        return given
 
     def _check_placed(self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise if an argument that is over a mesh is not laid out as `in_shardings` says."""
@@ -544,6 +577,12 @@ class JitFunction:
             is_struct = isinstance(x, ShapeDtypeStruct)
             lies = x.sharding if is_struct or (type(x) is Array and x.committed) else None
             wanted = as_sharding(what, place)
+            if state.mesh is not None and wanted.device_set != set(state.mesh.flat_devices()):
+                raise DeviceError(
+                    f"{current_source()}: {what}: entry {k} is {wanted}, and set_mesh has set "
+                    f"{state.mesh}, of other devices; give a sharding over that mesh, or call it "
+                    "outside"
+                )
             # Over an abstract mesh a structure says nothing of devices.
             if isinstance(lies, Sharding) and lies.layout[0] and lies.layout != wanted.layout:
                 name = self._signature.leaf_names(args, kwargs)[k]
@@ -654,7 +693,9 @@ class JitFunction:
             self._signature,
             split,
             entry.out_shardings,
+            entry.program,
             state.mesh,
+            self._keep_unused,
             self._home,
         )
 
@@ -677,7 +718,7 @@ class JitFunction:
         self._fast.clear()
 
     def _cache_size(self) -> int:
-        return len(self._entries)
+        return sum(max(1, len(entry.executables)) for entry in self._entries.values())
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)

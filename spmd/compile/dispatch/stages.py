@@ -127,8 +127,11 @@ class Traced(Stage):
     split: Split
     # By result, what `out_shardings` says of it.
     out_shardings: tuple[Sharding | None, ...]
+    # The jaxpr in which shardings are constraints.
+    program: ClosedJaxpr
     # What `set_mesh` had set.
     mesh: Mesh | None = None
+    keep_unused: bool = False
     # The device that `jit` was told.
     home: SingleDeviceSharding | None = None
 
@@ -166,13 +169,13 @@ class Traced(Stage):
                 )
         report = pipeline.Report()
         backend = executable.backend_of(device_of(self.split.leaves))
-        final = pipeline.run_passes(self.jaxpr, report, backend.passes(pipeline.PASSES))
+        final = pipeline.run_passes(self.program, report, backend.passes(pipeline.PASSES))
         return Lowered(self, final, report)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the results from arguments of the same structure, shapes and dtypes."""
         leaves = _check_call(f"traced {self.fun_name}", self, args, kwargs)
-        return self.out_tree.unflatten(eval_closed(self.jaxpr, *leaves))
+        return self.out_tree.unflatten(eval_closed(self.program, *leaves))
 
 
 def _check_call(what: str, traced: Traced, args: Any, kwargs: Any) -> list[Any]:
@@ -207,7 +210,7 @@ class Lowered(Stage):
     def out_info(self) -> Any:
         """Shapes, dtypes and shardings of the results: those of types over the program's mesh."""
         traced = self.traced
-        mesh = select.mesh_of(traced.jaxpr, _layouts_of(traced.split.leaves) or ())
+        mesh = select.mesh_of(traced.program, _layouts_of(traced.split.leaves) or ())
         found = [
             _over(mesh, a.explicit) if s is None else s
             for a, s in zip(traced.jaxpr.out_avals, traced.out_shardings, strict=True)
@@ -248,7 +251,7 @@ class Lowered(Stage):
         layouts = _layouts_of(traced.split.leaves)
         donated = used_donations(traced.jaxpr, traced.donated)
         program = select.compile_program(
-            traced.jaxpr,
+            traced.program,
             donated,
             self.optimised,
             layouts,
@@ -335,10 +338,14 @@ class Compiled(Stage):
 
     @property
     def _input_shardings(self) -> list[Any]:
+        """By argument; None for one that nothing reads, as programs of JAX do without those."""
         mesh, found = self.traced.mesh, self._program_shardings
-        if mesh is None or self.executable.is_map:
+        if mesh is not None and not self.executable.is_map:
+            found = [NamedSharding(mesh, PartitionSpec())] * len(found)
+        if self.traced.keep_unused:
             return found
-        return [NamedSharding(mesh, PartitionSpec())] * len(found)
+        _, needed = dce(self.traced.jaxpr.jaxpr, [True] * len(self.traced.jaxpr.out_avals))
+        return [s if is_read else None for s, is_read in zip(found, needed, strict=True)]
 
     @property
     def _output_shardings(self) -> list[Any]:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import spmd.sharding as _ours
+from spmd.core.call import UNSPECIFIED, UnspecifiedValue
 
-
-class UnspecifiedValue:
-    """The class of what stands for a sharding that is not given."""
-
-
-UNSPECIFIED = UnspecifiedValue()
+__all__ = ["UNSPECIFIED", "UnspecifiedValue", "canonicalize_sharding"]
 
 
 def canonicalize_sharding(sharding: Any, name: str = "", **_: Any) -> Any:
