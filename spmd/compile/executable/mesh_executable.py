@@ -177,7 +177,9 @@ class MeshExecutable(Executable):
     def passes(self) -> Sequence[Pass]:
         """The passes of its jaxpr."""
         if not self.topology.is_spread:
-            return self.backend.passes(pipeline.PASSES)
+            # Without shared memory an exchange is launches and copies on each device.
+            own = pipeline.PASSES if self.backend.shares_work else pipeline.PASSES_ACROSS
+            return self.backend.passes(own)
         across = pipeline.PASSES_OVERLAPPED if self.topology.overlaps else pipeline.PASSES_ACROSS
         return self.backend.passes(across, is_spread=True)
 

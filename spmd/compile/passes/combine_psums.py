@@ -3,8 +3,8 @@
 A psum is held back, and so is all work that reads its result, until another collective needs that;
 psums held back together that agree in axes, groups and dtype travel as one vector. The order of
 buckets is that of their first psum, so all ranks send the same things in the same order. Within a
-process an exchange costs less than the copies that combining takes: this pass is for programs whose
-mesh spans processes.
+process on CPUs an exchange costs less than the copies that combining takes: this pass is for
+programs whose mesh spans processes, and for GPUs, where an exchange is launches and copies on each.
 
 Where exchanges overlap with computation (`spmd.compile.schedule.overlap_collectives`), one bucket
 of all gradients would be ready when nothing is left to compute. There psums first move to where

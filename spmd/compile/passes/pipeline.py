@@ -54,7 +54,7 @@ WORKS_ON: dict[Pass, frozenset[str]] = {
     shrink_psums: frozenset(("psum",)),
 }
 
-# For programs over a mesh that spans processes.
+# For programs over a mesh that spans processes, or over GPUs.
 PASSES_ACROSS: tuple[Pass, ...] = (
     inline_calls,
     widen_small,
