@@ -14,7 +14,9 @@ import pytest
 
 from launch.flight.stats import collect
 from launch.flight.timeline import load
+from launch.supervise.find_mpi import find_mpi, has_ulfm
 from tests.compile.cuda.nccl import standin
+from tests.multiprocess.test_recovery import PROGRAM, spmdrun
 
 pytestmark = [
     pytest.mark.mpi,
@@ -182,6 +184,31 @@ def test_a_rank_that_others_wait_for(job: Run, text: str, told: str):
     done = job(text)
     assert done.returncode
     assert told in done.stderr
+
+
+CONNECTED = """
+import os
+from spmd.transport import nccl
+from tests.compile.cuda.nccl import standin
+standin.connect(os.environ["STANDIN_NCCL"])
+"""
+SAID = """
+assert nccl.agreement.reason == "" and len(nccl.WATCH.groups) == 1
+"""
+
+
+def test_ranks_that_are_left_connect_their_gpus_anew(library: str, tmp_path: Path):
+    mpi = find_mpi()
+    if not has_ulfm(mpi):
+        pytest.skip(f"{mpi.vendor} has no ULFM here: no rank goes on after the death of another")
+    program = tmp_path / "sums.py"
+    program.write_text(CONNECTED + PROGRAM + SAID)
+    env = emulated(1, STANDIN_NCCL=library)
+    done = spmdrun("-n", "3", "--elastic", "1", str(program), "1@3", **env)
+    assert done.returncode == 0, done.stderr
+    said = sorted(line for line in done.stdout.splitlines() if "sums" in line)
+    sums = "[3.0, 3.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0]"
+    assert said == [f"r0 | sums 0 {sums}", f"r2 | sums 1 {sums}"]
 
 
 # ---- an event taken away -----------------------------------------------------------------------
