@@ -19,6 +19,7 @@ from spmd.lax.control_while import while_p
 from spmd.partition.custom_calls import Run
 from spmd.partition.halos import HALO, are_far
 from spmd.partition.indexing import ROWS
+from spmd.partition.moves import Root, is_uneven
 from spmd.partition.propagate import Axes, Cell, Plan, Scope, Split, even
 from spmd.partition.rules import may_be_uneven, may_split
 from spmd.partition.seconds import BYTE, ELEMENT, EXCHANGE
@@ -291,7 +292,7 @@ def write_scan(
         if runs
         else carry_unevenly([inner], operands[first:], last - first, sizes, sums)
     )
-    # Slices that one device has stay there, and what is stacked of such.
+    # Slices that one device has stay there, and what is stacked of such. Terms stay terms.
     given = [None if runs else x.rooted() for x in operands[last:]]
     roots: list[Form | None] = [None] * len(stacked)
     ys_near = [atom in near for atom in inner.closed.jaxpr.outvars[last - first :]]
@@ -317,7 +318,7 @@ def write_scan(
             for cell, is_near in zip(stacked, ys_near, strict=True)
         ]
         roots[:] = [
-            None if runs or cell.unreduced else y.rooted()
+            None if runs or cell.unreduced else _stacked_as(y, cell, sizes)
             for y, cell in zip(ys, stacked, strict=True)
         ]
         return made, [
@@ -352,6 +353,19 @@ def write_scan(
         own = form_of(cell, (runs, *c.axes)) if form is None else (((), *form[0]), *form[1:])
         made.append(Value(cell, {own: y}))
     return made
+
+
+def _stacked_as(y: Value, cell: Cell, sizes: Sizes) -> Form | None:
+    """The form in which a value is stacked, if one device has it, or devices have terms of it.
+
+    Terms are added up behind the loop, all iterations' at once, if they are no larger than the sum.
+    """
+    form = y.partial()
+    if form is None or type(form[2]) is Root:
+        return form
+    split = form[0]
+    is_small = split == even(cell, sizes).axes and not is_uneven(cell.shape, split, sizes)
+    return form if form[2] == "add" and is_small else None
 
 
 def _row(form: Form) -> Form:

@@ -177,6 +177,29 @@ def test_gradients_of_batches_are_summed_once_behind_the_loop(count: int):
     same(spmd.jit(accumulated)(*arguments), spmd.jit(accumulated)(W, batches))
 
 
+def test_losses_that_a_loop_stacks_are_summed_once_behind_it():
+    batches = np.random.default_rng(4).standard_normal((6, 8, 16)).astype(np.float32)
+
+    def f(w: Any, batches: Any) -> Any:
+        def step(w: Any, x: Any) -> Any:
+            loss = lambda w: (snp.tanh(x @ w) ** 2).mean()  # noqa: E731
+            value, slope = spmd.value_and_grad(loss)(w)
+            return w - 0.1 * slope, (value, x.sum(0))
+
+        return lax.scan(step, w, batches)
+
+    given = W, put(batches, 4, None, "x")
+    found = sorted((c.kind, c.received, c.times) for c in debug.collectives(spmd.jit(f))(*given))
+    # The gradient in each step; six losses and six sums of rows behind them.
+    share = 2 * 3 / 4
+    assert found == [
+        ("all_reduce", 6 * 4 * share, 1),
+        ("all_reduce", 6 * 16 * 4 * share, 1),
+        ("all_reduce", W.nbytes * share, 6),
+    ]
+    same(spmd.jit(f)(*given), spmd.jit(f)(W, batches))
+
+
 def test_a_sum_that_is_split_is_scattered_in_each_iteration():
     """A term of it would be as large as the whole."""
     batches = np.random.default_rng(4).standard_normal((5, 24, 16)).astype(np.float32)
