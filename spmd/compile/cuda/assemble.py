@@ -13,6 +13,7 @@ the program, and its staging memory.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -33,7 +34,7 @@ from spmd.compile.cuda.collectives.exchange import (
     first_of_each,
 )
 from spmd.compile.cuda.driver import driver
-from spmd.compile.cuda.kernel import render, render_contraction, render_product
+from spmd.compile.cuda.kernel import ALIGNED, render, render_contraction, render_product
 from spmd.compile.cuda.launch import Function, Rendered
 from spmd.compile.cuda.program import CudaProgram
 from spmd.compile.cuda.sort import render_sort
@@ -107,16 +108,27 @@ def assemble(
 
 
 @functools.cache
-def rendering(callee: Kernel | Product | Contraction | BlockedAttention) -> Rendered:
-    """A callee as CUDA functions; equal ones are rendered once."""
+def rendering(
+    callee: Kernel | Product | Contraction | BlockedAttention, alignment: int = ALIGNED
+) -> Rendered:
+    """A callee as CUDA functions; equal ones are rendered once.
+
+    `alignment` divides the addresses of the operands of a product.
+    """
     match callee:
         case Kernel():
             return render(callee)
         case Product():
-            return render_product(callee)
+            return render_product(callee, alignment)
         case BlockedAttention():
             return render_attention(callee)
     return render_contraction(callee)
+
+
+def _alignment(slots: Sequence[Slot]) -> int:
+    """Return the largest power of two up to 16 that divides the addresses of some places."""
+    found = [n for slot in slots for n in (slot.offset, *(step for _, step in slot.strides))]
+    return math.gcd(ALIGNED, *found)
 
 
 # ---- building ----------------------------------------------------------------------------------
@@ -269,7 +281,8 @@ class Builder(ProgramBuilder):
             case Launch():
                 rendered = rendering(step.kernel)
             case Multiply():
-                rendered = rendering(step.product)
+                operands = self.slots(step.refs[:2])
+                rendered = rendering(step.product, _alignment(operands))
             case Contract():
                 rendered = rendering(step.contraction)
             case Sort() | SortRows():

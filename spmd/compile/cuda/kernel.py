@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from spmd.compile.cuda import windows
+from spmd.compile.cuda import tensor_product, windows
 from spmd.compile.cuda.elementwise import render_points, render_tiles, tile_dim
 from spmd.compile.cuda.keep_rows import keep_rows
 from spmd.compile.cuda.launch import Function, Launch, Rendered
@@ -37,12 +37,14 @@ from spmd.compile.kernel.matmul import Product, check_product
 from spmd.compile.kernel.split_reduction import Chunks, split_reduction
 from spmd.compile.kernel.window_contraction import Contraction, check_contraction
 
+# The bytes that the addresses of arguments are a multiple of.
+ALIGNED = 16
 # With this many rows every multiprocessor of today's largest GPUs has two of them.
 CHUNKS = Chunks(elements=4096, most=1024, enough_points=264)
 
 _HEADS = {
     name: Path(__file__).with_name(name).read_text(encoding="utf-8")
-    for name in ("scalar.cuh", "team.cuh", "sort.cuh", "attention.cuh")
+    for name in ("scalar.cuh", "team.cuh", "tensor.cuh", "sort.cuh", "attention.cuh")
 }
 PRELUDE = "\n".join(_HEADS.values())
 
@@ -74,8 +76,11 @@ def render(kernel: Kernel) -> Rendered:
     return Rendered(tuple(functions), tuple(temporaries))
 
 
-def render_product(product: Product) -> Rendered:
-    """Render a product; its arguments are A, B and the epilogue's without the first."""
+def render_product(product: Product, alignment: int = ALIGNED) -> Rendered:
+    """Render a product; its arguments are A, B and the epilogue's without the first.
+
+    `alignment` divides the addresses of A and B.
+    """
     check_product(product)
     if 0 in (*product.batch, product.m, product.n):
         return Rendered(())
@@ -83,7 +88,10 @@ def render_product(product: Product) -> Rendered:
         return render(as_rows(product))
     text = Text()
     text.depth = 1
-    launch = ProductText(product, text).write()
+    if tensor_product.takes(product):
+        launch = tensor_product.TensorText(product, text, alignment).write()
+    else:
+        launch = ProductText(product, text).write()
     operands = [f"const {product.a.dtype} *a", f"const {product.b.dtype} *b"]
     rest = list(enumerate(product.epilogue.args))[1:]
     parameters = [*operands, *(_parameter(arg, number) for number, arg in rest)]

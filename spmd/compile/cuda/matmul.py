@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from spmd.base.record import record
 from spmd.compile.cuda.body import LARGEST_INT, Body
@@ -156,14 +157,20 @@ class ProductText:
 
     # Of the tables that addresses need, in shared memory behind the slabs.
     table_bytes = 0
+    # The depth of a slab.
+    deep = SIDE
 
     def __init__(self, product: Product, text: Text):
         self.product = product
         self.text = text
-        self.tiling = plan_tiles(product)
+        self.tiling = self.plan()
         self.body = Body(product.epilogue, text)
         self.index = "int" if self.fits() and self.body.index == "int" else "i64"
         self.body.index = self.index
+
+    def plan(self) -> Any:
+        """How the product is cut into tiles."""
+        return plan_tiles(self.product)
 
     def write(self) -> Launch:
         """Write everything; returns how to launch it."""
@@ -193,7 +200,7 @@ class ProductText:
 
     def fits(self) -> bool:
         """Say whether the addresses of both operands fit in an int."""
-        return _fits(self.product)
+        return _fits(self.product, self.deep)
 
     def tables(self, after: str) -> None:
         """Write the tables that addresses need; they begin at the address `after`."""
@@ -267,13 +274,13 @@ class ProductText:
         self.body.stores(step)
 
 
-def _fits(product: Product) -> bool:
+def _fits(product: Product, deep: int) -> bool:
     """Say whether the addresses of both operands fit in an int."""
     p = product
     if 0 in (*p.batch, p.m, p.n, p.k):
         return True
     # A slab may compute addresses one tile past the end before it is told not to read there.
-    sizes = (*p.batch, p.m + 128, p.k + SIDE), (*p.batch, p.k + SIDE, p.n + 128)
+    sizes = (*p.batch, p.m + 128, p.k + deep), (*p.batch, p.k + deep, p.n + 128)
     ranges = [
         affine_range(Map((*operand.batch, operand.row, operand.column)), size)
         for operand, size in zip((p.a, p.b), sizes, strict=True)

@@ -147,6 +147,7 @@ _HARMLESS = {
     r"^for \(int k = threadIdx.y; ": "the point behind the tile is left out, or of the next tile",
     r"= wanted < \d+;$": "the grid has no thread behind the rows, or it does what the last does",
     r"\? load\(&[ab]\[": "elements behind the depth meet zeros of the other operand",
+    r"^const bool inside = ": "elements behind the depth meet zeros of the other operand",
     r"^if \((d\d+|point|lane) >= \d+": "the grid has no thread for it, or a value that is not used",
     r"^if \(element >= \d+\) break;$": "no thread has a further element",
     r"^if \(d\d+ < \d+ && d\d+ < \d+\) tile": "an element of the tile that is not used",

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -35,7 +36,8 @@ KINDS = (Launch, Multiply, Attend)
 PAGE = ROOT / "benchmarks" / "cuda_traffic.md"
 HEAD = """# Bytes that programs move on a GPU
 
-Counted by the emulator (`docs/cuda.md`), float32. A ratio of 1.00 is the least that is possible.
+Counted by the emulator (`docs/cuda.md`), in float32 where no other dtype is named. A ratio of 1.00
+is the least that is possible.
 *Bytes* are those that kernels ask for and write, beside those of the program's arguments and
 results. *Memory* has each sector that a launch touches once, as a GPU whose L2 cache (tens of MB)
 holds them moves it. The two differ where several blocks read the same: weights of rows, operands of
@@ -90,6 +92,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], float
     "adam": (adam, ((16384,),) * 4, 1.05),
     "transpose": (lambda x: x.T * 2, ((128, 128),), 1.05),
     "product": (lambda a, b: a @ b, ((64, 32), (32, 64)), math.inf),
+    "product, bfloat16": (lambda a, b: a @ b, ((64, 32), (32, 64)), math.inf),
     "attention, written out": (attention, ((64, 32),) * 3, math.inf),
     "attention": (fused_attention, ((1, 64, 2, 32),) * 3, 1.05),
     "attention of two blocks": (fused_attention, ((1, 128, 1, 32),) + ((1, 64, 1, 32),) * 2, 1.35),
@@ -101,7 +104,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], float
 def measured(name: str) -> tuple[int, float, float, float, float]:
     """The kernels of a program, and the ratios of bytes, memory, sectors and wavefronts."""
     function, shapes, _ = PROGRAMS[name]
-    closed: ClosedJaxpr = spmd.make_jaxpr(function)(*[np.ones(s, np.float32) for s in shapes])
+    dtype = ml_dtypes.bfloat16 if "bfloat16" in name else np.float32
+    closed: ClosedJaxpr = spmd.make_jaxpr(function)(*[np.ones(s, dtype) for s in shapes])
     schedule = make_schedule(run_passes(closed, passes=BACKEND.passes(PASSES)), BACKEND)
     steps = [step for step in walk(schedule.steps) if isinstance(step, KINDS)]
     assert len(steps) == len(list(walk(schedule.steps)))
