@@ -320,13 +320,23 @@ def letters(n: int) -> str:
     return text
 
 
-def _format_param(value: Any, names: Names) -> str:
+# The width of lines, as JAX has it: a group stays on one line if it ends within it, and the items
+# of a list go to the next line after one that does not.
+_WIDTH = 80
+
+
+def _format_param(value: Any, names: Names, column: int, base: int) -> str:
+    """The text of a parameter that begins at `column` of a line which `base` spaces indent."""
     if isinstance(value, ClosedJaxpr):
-        return format_jaxpr(value.jaxpr, names)
+        return format_jaxpr(value.jaxpr, names, column, base)
     if isinstance(value, Jaxpr):
-        return format_jaxpr(value, names)
+        return format_jaxpr(value, names, column, base)
     if isinstance(value, tuple) and any(isinstance(v, (Jaxpr, ClosedJaxpr)) for v in value):
-        return "(\n" + "\n".join(_indent(_format_param(v, names), 2) for v in value) + "\n)"
+        parts = [_format_param(v, names, base + 2, base + 2) for v in value]
+        flat = f"({' '.join(parts)})"
+        if "\n" not in flat and column + len(flat) <= _WIDTH:
+            return flat
+        return "(\n" + "\n".join(_indent(part, 2) for part in parts) + "\n)"
     if isinstance(value, np.dtype):
         return str(value) if value.names is None else "key<fry>"
     if isinstance(value, frozenset):  # in one order, whatever the hashes are
@@ -336,40 +346,77 @@ def _format_param(value: Any, names: Names) -> str:
     return str(value)
 
 
+def _fill(
+    begin: str, items: Sequence[str], column: int, base: int, indent: int, separator: str = ""
+) -> str:
+    """A text that begins at `column`, and a list; lines after the first have `indent` spaces.
+
+    All lines will stand `base` columns further to the right.
+    """
+    text, at = begin, column + len(begin)
+    for k, item in enumerate(items):
+        last = k == len(items) - 1
+        if k and at + 1 > _WIDTH:
+            text, at = f"{text}\n{' ' * indent}", base + indent
+        elif k:
+            text, at = text + " ", at + 1
+        item = item if last else item + separator
+        text, at = text + item, at + len(item)
+    return text
+
+
 def _indent(text: str, by: int) -> str:
     return "\n".join(" " * by + line for line in text.split("\n"))
 
 
-def format_eqn(eqn: Eqn, names: Names, used: set[Any] | None = None) -> str:
-    """One equation, `b:f32[3] = sin a`."""
+def format_eqn(eqn: Eqn, names: Names, used: set[Any] | None = None, column: int = 0) -> str:
+    """One equation, `b:f32[3] = sin a`, on lines that begin at `column`."""
     # As `make_jaxpr` of JAX names variables: results before those of jaxprs inside.
-    outs = " ".join(
+    outs = [
         names.typed(v) if used is None or v in used else f"_:{v.aval.short()}" for v in eqn.outvars
-    )
-    text, params = eqn.prim.name, dict(sorted(eqn.params.items()))
+    ]
+    name, params = eqn.prim.name, dict(sorted(eqn.params.items()))
     if eqn.prim.text is not None:
-        text, params = eqn.prim.text(eqn, names)
+        name, params = eqn.prim.text(eqn, names)
     params = {k: v for k, v in params.items() if not k.startswith("_")}
+    text = _fill("", outs, column, column, 2) + f" = {name}"
     if params:
-        parts = [f"{k}={_format_param(v, names)}" for k, v in params.items()]
-        if sum(map(len, parts)) > 70 or any("\n" in p for p in parts):
+        inside = column + 2
+        parts = [
+            f"{k}={_format_param(v, names, inside + len(k) + 1, inside)}" for k, v in params.items()
+        ]
+        flat = "[" + " ".join(parts) + "]"
+        if "\n" in flat or _end(text, column) + len(flat) > _WIDTH:
             text += "[\n" + "\n".join(_indent(p, 2) for p in parts) + "\n]"
         else:
-            text += "[" + " ".join(parts) + "]"
-    ins = " ".join(names(v) for v in eqn.invars)
-    return f"{outs} = {text} {ins}".rstrip()
+            text += flat
+    ins = [names(v) for v in eqn.invars]
+    before, _, line = text.rpartition("\n")
+    return (before + "\n" if before else "") + _fill(line + " ", ins, column, column, 2).rstrip()
 
 
-def format_jaxpr(jaxpr: Jaxpr, names: Names) -> str:
-    """A whole jaxpr, as `make_jaxpr` users know it."""
-    consts = " ".join(names.typed(v) for v in jaxpr.constvars)
-    ins = " ".join(names.typed(v) for v in jaxpr.invars)
+def _end(text: str, column: int) -> int:
+    """The column after a text that begins at `column`, as do all of its lines."""
+    return column + len(text) - text.rfind("\n") - 1
+
+
+def format_jaxpr(jaxpr: Jaxpr, names: Names, column: int = 0, base: int = 0) -> str:
+    """A whole jaxpr, as `make_jaxpr` users know it.
+
+    It begins at `column` of a line which `base` spaces indent.
+    """
+    consts = [names.typed(v) for v in jaxpr.constvars]
+    ins = [names.typed(v) for v in jaxpr.invars]
     used: set[Any] = {v for v in jaxpr.outvars if isinstance(v, Var)}
     used.update(v for e in jaxpr.eqns for v in e.invars if isinstance(v, Var))
-    eqns = [format_eqn(e, names, used) for e in jaxpr.eqns]
-    outs = ", ".join(names(v) for v in jaxpr.outvars)
-    outs = f"({outs},)" if len(jaxpr.outvars) == 1 else f"({outs})"
-    head = f"{{ lambda {consts + ' ' if consts else ''}; {ins}{'.' if ins else ''} let"
-    if len(eqns) <= 1 and not any("\n" in e for e in eqns):
-        return f"{head} {eqns[0] if eqns else ''} in {outs} }}"
-    return head + "\n" + "\n".join(_indent(e, 4) for e in eqns) + f"\n  in {outs} }}"
+    eqns = [format_eqn(e, names, used, base + 4) for e in jaxpr.eqns]
+    outs = [names(v) for v in jaxpr.outvars]
+    close = ",)" if len(outs) == 1 else ")"
+    first = f"{{ lambda {' '.join(consts) + ' ' if consts else ''}; "
+    flat = f"{first}{' '.join(ins)}. let {'; '.join(eqns)} in ({', '.join(outs)}{close}"
+    if "\n" not in flat and column + len(flat) <= _WIDTH:
+        return flat + " }"
+    head = _fill(first, ins, column, base, 4)
+    last = _fill("  in (", outs, base, base, 4, ",")
+    body = "\n".join(_indent(e, 4) for e in eqns) if eqns else "    "
+    return f"{head}. let\n{body}\n{last}{close} }}"

@@ -1,7 +1,7 @@
 """The texts of jaxprs over a mesh: `str(make_jaxpr(f)(x))` is that of JAX.
 
 Two differences are meant. A constraint shows no `context_mesh`, as an equation does not depend on
-the mesh that was in scope, and lines are as long as what stands on them.
+the mesh that was in scope. Where both have the same equations, lines end where JAX's do.
 """
 
 from __future__ import annotations
@@ -90,3 +90,34 @@ def test_the_text_is_that_of_jax(name: str):
         )
     )
     assert found == expected
+
+
+def many_sines(m, x):
+    y = x
+    for _ in range(3):
+        y = m.lax.sin(y)
+    return y
+
+
+LINES = {
+    "no equations": (lambda m, *xs: xs, 3),
+    "no arguments": (lambda m: 1.0, 0),
+    "names on two lines": (lambda m, *xs: xs, 25),
+    "one line": (lambda m, x: m.lax.sin(m.lax.sin(x)), 1),
+    "an equation a line": (many_sines, 1),
+    "the last column": (lambda m, *xs: m.lax.add(xs[0], xs[1]), 4),
+    "past the last column": (lambda m, *xs: m.lax.add(xs[0], xs[1]), 5),
+    "arguments on two lines": (lambda m, *xs: m.jit(lambda *ys: m.lax.add(*ys[-2:]))(*xs), 40),
+    "a loop": (lambda m, x: m.lax.while_loop(lambda c: c < 3, lambda c: many_sines(m, c), x), 1),
+    "branches": (lambda m, x: m.lax.cond(x > 0, lambda x: many_sines(m, x), lambda x: x, x), 1),
+    "a call": (lambda m, x: m.jit(lambda x: m.lax.sin(x))(x), 1),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_lines_end_where_those_of_jax_do(name):
+    f, count = LINES[name]
+    ours, theirs = (
+        str(m.make_jaxpr(lambda *xs, m=m: f(m, *xs))(*[1.0] * count)) for m in (spmd, jax)
+    )
+    assert ours == theirs
