@@ -200,3 +200,12 @@ def test_a_missing_wait_is_told_in_any_order():
         for seed, missing in itertools.product(range(20), range(0, run(name, 0), step)):
             with pytest.raises(CudaError, match=TOLD):
                 run(name, seed, missing)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("name", [*PROGRAMS, *OTHERS])
+def test_each_missing_wait_is_told_with_each_seed(name, seed):
+    for missing in range(run(name, seed)):
+        with pytest.raises(CudaError, match=TOLD):
+            run(name, seed, missing)
