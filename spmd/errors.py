@@ -23,6 +23,7 @@ from spmd.base.errors import (
     IntegerRangeError,
     InternalError,
     JaxprTypeError,
+    KeyOperationError,
     KeyReuseError,
     LaunchError,
     MissingRuleError,

@@ -10,7 +10,7 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax, random
 from spmd.base import dtypes
-from spmd.base.errors import SpmdError
+from spmd.base.errors import ShapeError, SpmdError
 
 jax = pytest.importorskip("jax", reason="the oracle of these tests is JAX")
 jr = pytest.importorskip("jax.random")
@@ -320,3 +320,30 @@ def test_eager_and_jit_draw_the_same_bits(dtype):
         if found.tobytes() != np.asarray(compiled[name]).tobytes():
             wrong.append(name)
     assert not wrong
+
+
+@pytest.mark.parametrize("bound", [2**31, 2**40, -(2**31) - 1])
+def test_bounds_beyond_the_default_integers_overflow(bound: int):
+    with pytest.raises(OverflowError, match=f"={bound} does not fit int32"):
+        random.randint(random.key(0), (2,), min(bound, 0), max(bound, 0), np.uint32)
+    with spmd.enable_x64(True):
+        assert random.randint(random.key(0), (), min(bound, 0), max(bound, 0)).dtype == np.int64
+
+
+@pytest.mark.parametrize("name", ["astype", "max", "mean", "sum", "sort", "argmax", "dot"])
+def test_keys_have_no_arithmetic(name: str):
+    keys = random.split(random.key(0))
+    arguments = {"astype": (np.uint32,), "dot": (keys,)}.get(name, ())
+    with pytest.raises(NotImplementedError):
+        getattr(keys, name)(*arguments)
+
+
+def test_typed_keys_for_xlas_generator():
+    key = random.key(3, impl="rbg")
+    after, bits = lax.rng_bit_generator(key, (4,))
+    words, expected = lax.rng_bit_generator(random.key_data(key), (4,))
+    assert after.dtype == key.dtype
+    np.testing.assert_array_equal(bits, expected)
+    np.testing.assert_array_equal(random.key_data(after), words)
+    with pytest.raises(ShapeError, match="must be uint32"):
+        lax.rng_bit_generator(random.key(0), (4,))

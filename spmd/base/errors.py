@@ -61,6 +61,10 @@ class DtypeArgumentError(DtypeError, ArgumentError):
     """A function makes no array of this dtype, or takes none: JAX raises a ValueError for it."""
 
 
+class KeyOperationError(DtypeArgumentError, NotImplementedError):
+    """An operation that typed keys, which are opaque, don't have."""
+
+
 class SettingError(ArgumentError, AttributeError):
     """There is no setting of this name."""
 

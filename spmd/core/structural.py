@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.errors import DtypeError, InternalError, ShapeError
+from spmd.base.errors import DtypeError, InternalError, KeyOperationError, ShapeError
 from spmd.base.util import inverse_permutation
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import laid_out, match_type
@@ -224,7 +224,8 @@ def reduced_shape(x: ShapedArray, axes: Sequence[int], name: str) -> tuple[int, 
 @remembered
 def _sum_abstract(x: ShapedArray, *, axes: Any) -> ShapedArray:
     if dtypes.is_bool(x.dtype) or x.dtype.names:
-        raise DtypeError(f"reduce_sum: cannot add values of dtype {x}; convert with .astype first")
+        kind = KeyOperationError if x.dtype.names else DtypeError
+        raise kind(f"reduce_sum: cannot add values of dtype {x}; convert with .astype first")
     return x.update(shape=reduced_shape(x, axes, "reduce_sum"))
 
 

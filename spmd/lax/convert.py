@@ -13,7 +13,13 @@ import numpy as np
 
 import spmd.base.context as context
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeArgumentError, DtypeError, ShapeError
+from spmd.base.errors import (
+    ArgumentError,
+    DtypeArgumentError,
+    DtypeError,
+    KeyOperationError,
+    ShapeError,
+)
 from spmd.base.tree import tree_map
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.jvp import zero_tangent
@@ -78,7 +84,7 @@ def _convert_abstract(x: ShapedArray, *, new_dtype: np.dtype, weak_type: bool) -
         name = dtypes.long_name(new_dtype)
         if dtypes.is_key(x.dtype):
             fail(
-                DtypeArgumentError,
+                KeyOperationError,
                 f"convert_element_type: {x} cannot be converted to {name}: a key is opaque; "
                 "random.key_data gives its bits",
             )

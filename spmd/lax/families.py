@@ -19,7 +19,13 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.errors import DtypeArgumentError, DtypeError, ShapeError, SpmdError
+from spmd.base.errors import (
+    DtypeArgumentError,
+    DtypeError,
+    KeyOperationError,
+    ShapeError,
+    SpmdError,
+)
 from spmd.base.source import current_source
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.jvp import instantiate, zero_tangent
@@ -121,7 +127,7 @@ def check_dtype(name: str, argument: str, aval: ShapedArray, accepted: DtypeSet)
     if aval.dtype not in accepted:
         advice = _advice(aval.dtype, accepted, argument)
         fail(
-            DtypeArgumentError,
+            KeyOperationError if dtypes.is_key(aval.dtype) else DtypeArgumentError,
             f"{name}: accepts {describe(accepted)} dtypes, got {aval} (argument {argument}); "
             f"{advice}",
         )

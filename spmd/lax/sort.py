@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, OptionError, ShapeError
+from spmd.base.errors import (
+    ArgumentError,
+    DtypeError,
+    KeyOperationError,
+    OptionError,
+    ShapeError,
+)
 from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.jvp import zero_tangent
@@ -122,7 +128,8 @@ def _sort_abstract(
                 f"sort: operands must have equal shapes; operand 0 is {xs[0]}, operand {k} is {x}",
             )
         if k < num_keys and x.dtype not in dtypes.ANY:
-            fail(DtypeError, f"sort: operand {k}, {x}, has no order and can be no key")
+            kind = KeyOperationError if dtypes.is_key(x.dtype) else DtypeError
+            fail(kind, f"sort: operand {k}, {x}, has no order and can be no key")
     return list(xs)
 
 

@@ -24,6 +24,7 @@ from spmd.base.errors import (
     ShapeError,
 )
 from spmd.base.transfers import tell_of_creation
+from spmd.compile.executable.nan_check import check_created
 from spmd.compile.lazy import cuda_sharing
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.explicit import lays_out_result, match_type
@@ -94,6 +95,7 @@ def array(
     missing = ndmin - typeof(result).ndim
     if missing > 0:
         result = lax.reshape(result, (1,) * missing + typeof(result).shape)
+    check_created("array", result, object)
     return placed(result, device)
 
 

@@ -15,6 +15,7 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeArgumentError
 from spmd.base.transfers import tell_of_creation
+from spmd.compile.executable.nan_check import check_created
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.trace import Tracer
 from spmd.sharding.array import Array
@@ -38,8 +39,11 @@ class ScalarType(type):
         dtype = dtypes.canonical(cls.dtype)
         if not isinstance(x, (Array, Tracer)):
             tell_of_creation(cls.__name__)
-        x = dtypes.exact(x, dtype)
-        return lax.convert_element_type(x if is_arraylike(x) else np.asarray(x), dtype)
+        given = dtypes.exact(x, dtype)
+        given = given if is_arraylike(given) else np.asarray(given)
+        made = lax.convert_element_type(given, dtype)
+        check_created(cls.__name__, made, x)
+        return made
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, cls.dtype.type)

@@ -10,7 +10,13 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeArgumentError, DtypeError, ShapeError
+from spmd.base.errors import (
+    ArgumentError,
+    DtypeArgumentError,
+    DtypeError,
+    IntegerRangeError,
+    ShapeError,
+)
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.explicit import lays_out_result
 from spmd.numpy.manipulation import moveaxis
@@ -49,7 +55,8 @@ def randint(
     integer dtype, int32 without x64. Where the interval is empty the result is `minval`.
     Integers are found from twice their bits by a remainder, whose bias is negligible.
     `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
-    Raises `DtypeError` if `dtype` is no integer dtype, `ShapeError` if a bound does not
+    Raises `DtypeError` if `dtype` is no integer dtype, an `OverflowError` for a Python integer
+    that does not fit the default integer dtype, `ShapeError` if a bound does not
     broadcast, and `ArgumentError` if `key` is no single key.
 
     >>> x = spmd.random.randint(spmd.random.key(0), (100,), 3, 6)
@@ -75,6 +82,11 @@ def _bound(name: str, value: Any, dtype: np.dtype, sampled: np.dtype) -> tuple[A
     info, wide = dtypes.iinfo(dtype), dtypes.iinfo(sampled)
     # A narrow dtype is sampled as int32, which also holds the number after its largest.
     most = int(info.max) + (sampled != dtype and name == "maxval")
+    if isinstance(value, int) and value not in _range_of(default_int()):
+        raise IntegerRangeError(
+            f"randint: {name}={value} does not fit {default_int()}, the dtype of Python's numbers; "
+            "give the bound as an array of a wider dtype, or enable x64"
+        )
     if isinstance(value, (int, float)):
         clipped = min(max(int(value), int(info.min)), most)
         return np.array(clipped, sampled), np.bool_(int(value) > wide.max)
@@ -85,6 +97,11 @@ def _bound(name: str, value: Any, dtype: np.dtype, sampled: np.dtype) -> tuple[A
     low, high = max(int(info.min), own.min), min(most, own.max)
     clipped = lax.clamp(np.array(low, own.dtype), value, np.array(high, own.dtype))
     return lax.convert_element_type(clipped, sampled), beyond
+
+
+def _range_of(dtype: np.dtype) -> range:
+    info = dtypes.iinfo(dtype)
+    return range(int(info.min), int(info.max) + 1)
 
 
 @one_program("shape", "dtype")

@@ -91,6 +91,13 @@ def _check_operation(name: str, results: Sequence[Any], source: Source) -> None:
             raise FloatingPointError(f"{name} made {bad}{_place(value)} at {source}")
 
 
+def check_created(name: str, x: Any, made_of: Any) -> None:
+    """`check_operation` of an array that was made of numbers or of a NumPy array."""
+    if (config.debug_nans or config.debug_infs) and not isinstance(made_of, Array):
+        if isinstance(x, Array):
+            check_operation(name, [x])
+
+
 @record
 class Culprit:
     """The first operation that made a NaN, in words: "log made a NaN at [3, 4] of f32[4,6],"."""

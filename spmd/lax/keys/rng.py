@@ -17,6 +17,7 @@ import numpy as np
 
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.key_dtypes import visible
 from spmd.core.aval import ShapedArray, ShapeDtypeStruct, typeof
 from spmd.core.explicit import lays_out_result
 from spmd.core.primitive import Primitive, Refused, dims
@@ -26,6 +27,7 @@ from spmd.lax.callback import io_callback
 from spmd.lax.concatenate import concatenate
 from spmd.lax.families import fail
 from spmd.lax.keys.threefry import encrypt
+from spmd.lax.keys.words import random_unwrap, random_wrap
 from spmd.lax.slicing import index_in_dim, slice_in_dim
 
 if TYPE_CHECKING:
@@ -170,10 +172,10 @@ def rng_bit_generator(
 ) -> tuple[Array, Array]:
     """Draw random bits by an algorithm of XLA's; return the key after that, and the bits.
 
-    `key` holds 128 bits, as uint32 of shape (4,) or uint64 of shape (2,). The bits have the given
-    `shape` and the unsigned `dtype`. `algorithm` is Philox, the default, or threefry.
-    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the bits. Most
-    programs should use `spmd.random`. Vectorised over
+    `key` holds 128 bits, as uint32 of shape (4,), uint64 of shape (2,), or a typed key of "rbg".
+    The bits have the given `shape` and the unsigned `dtype`. `algorithm` is Philox, the default,
+    or threefry. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the
+    bits. Most programs should use `spmd.random`. Vectorised over
     keys, the first one gives the bits for all. Raises `DtypeError` for another dtype, and
     `ShapeError` for a key of another shape.
 
@@ -185,9 +187,13 @@ def rng_bit_generator(
     if found not in _DRAWN:
         fail(DtypeError, f"rng_bit_generator: dtype must be uint8 to uint64, got {found}")
     whole = static_shape("rng_bit_generator", shape)
+    aval = typeof(key)
+    words = random_unwrap(key) if dtypes.is_key(aval.dtype) else key
     after, bits = rng_bit_generator_p.bind(
-        key, shape=whole, dtype=found, algorithm=RandomAlgorithm(algorithm)
+        words, shape=whole, dtype=found, algorithm=RandomAlgorithm(algorithm)
     )
+    if words is not key:
+        after = random_wrap(after, visible(aval.dtype).ident)
     return after, bits
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import spmd
+import spmd.numpy as snp
 from spmd import lax
 from spmd.api.compiled import jit
 from spmd.api.inspect import make_jaxpr
@@ -392,6 +393,24 @@ def test_debug_nans_looks_at_calls_with_an_argument_elsewhere_that_nothing_reads
     given = spmd.device_put(-np.ones(3, np.float32), one), spmd.device_put(X, two)
     with config.override("debug_nans", True), pytest.raises(FloatingPointError, match="log made"):
         function(*given)
+
+
+def test_debug_nans_looks_at_arrays_of_numpy():
+    bad = np.array([1.0, np.nan], np.float32)
+    for make in (snp.array, snp.asarray, lambda x: snp.array(x.tolist())):
+        assert np.isnan(make(bad)[1])
+        with (
+            config.override("debug_nans", True),
+            pytest.raises(FloatingPointError, match=r"array made a NaN at \[1\]"),
+        ):
+            make(bad)
+        with config.override("debug_infs", True):
+            assert make(bad).shape == (2,)
+    with config.override("debug_nans", True):
+        np.testing.assert_array_equal(snp.nan_to_num(bad), [1, 0])  # which take NaNs, and make none
+        with pytest.raises(FloatingPointError, match="float32 made a NaN"):
+            snp.float32(np.nan)
+        assert snp.isnan(bad)[1] and snp.nansum(bad) == 1
 
 
 def test_debug_prints_kernels_and_passes(capsys):
