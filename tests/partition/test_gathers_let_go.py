@@ -123,10 +123,10 @@ def test_checkpoint_gathers_again_and_moves_nothing_else(looped: bool, asked: bo
         kinds[c.kind] += c.times
     # The products are kept where their policy says so; the first one's operand has no gradient.
     gathers = 2 * LAYERS - (asked and not looped)
-    # A constraint is one of the cotangent, too, that a loop stacks as it says.
-    sums = "all_reduce" if asked and looped else "reduce_scatter"
-    assert kinds == {"all_gather": gathers, sums: LAYERS}
-    times = gathers + LAYERS * (1 + (sums == "all_reduce"))
+    # A constraint is one of the cotangent, too: a loop stacks terms of the whole, for one sum.
+    sums = 1 if asked and looped else LAYERS
+    assert kinds == {"all_gather": gathers, "reduce_scatter": sums}
+    times = gathers + LAYERS
     assert moved.received == times * 64 * 64 * 4 * 3 // 4  # no activations among them
 
 
