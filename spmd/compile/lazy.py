@@ -41,6 +41,7 @@ partition = Deferred("spmd.partition.write")
 process_program = Deferred("spmd.compile.executable.process_program")
 unasked = Deferred("spmd.partition.unasked")
 lowering = Deferred("spmd.compile.lower.lowering")
+series = Deferred("spmd.compile.definitions.series")
 pipeline = Deferred("spmd.compile.passes.pipeline")
 widen_small = Deferred("spmd.compile.passes.widen_small")
 

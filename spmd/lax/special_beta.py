@@ -16,11 +16,11 @@ from spmd.lax.arithmetic import add, div, log, mul, neg, sign, sub
 from spmd.lax.array import full_like
 from spmd.lax.convert import matched
 from spmd.lax.elementwise import exp, log1p
-from spmd.lax.families import FLOAT, binary, const, elementwise, unary
+from spmd.lax.families import FLOAT, const, elementwise, unary
 from spmd.lax.logic import eq, select
 from spmd.lax.special import in_float64, lgamma, refused
 from spmd.lax.special_incomplete_values import betainc_values
-from spmd.lax.special_values import lgamma_values, polynomial
+from spmd.lax.special_values import polynomial
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -63,22 +63,16 @@ def _scaled_bessel(order: int) -> Any:
     return values
 
 
-def _over_power(xp: Any, n: Any, x: Any) -> Any:
-    """`I_n(x) / x**n` of whole n, not scaled: one even function for all orders of derivatives."""
+def _over_power(xp: Any, x: Any, *, order: int) -> Any:
+    """`I_n(x) / x**n` of order n, not scaled: one even function for all orders of derivatives."""
     size = xp.abs(x)
     small = xp.minimum(size, _CUT)
-    term = xp.exp(-n * math.log(2) - lgamma_values(xp, n + 1.0))
-    near = term + 0.0 * small
-    for k in range(1, 56):
-        term = term * (small * small / (4.0 * k)) / (n + k)
-        near = near + term
+    powers = [0.5**order / (math.factorial(k) * math.factorial(k + order)) for k in range(56)]
+    near = polynomial(small * small / 4.0, powers)
     large = xp.maximum(size, _CUT)
-    term = series = xp.ones_like(large)
-    for k in range(1, _TERMS):
-        term = -term * (4.0 * n * n - (2 * k - 1) ** 2) / (8.0 * k * large)
-        series = series + term
     # Last of all, as the exponential may be infinite and terms have either sign.
-    far = series * xp.exp(large - n * xp.log(large)) / xp.sqrt(2.0 * math.pi * large)
+    far = polynomial(1.0 / large, _asymptotic(order)) * xp.exp(large - order * xp.log(large))
+    far = far / xp.sqrt(2.0 * math.pi * large)
     # NaN at infinity, as in SciPy and JAX.
     return xp.where(size < _CUT, near, xp.where(xp.isfinite(x), far, np.nan))
 
@@ -120,14 +114,11 @@ bessel_i0e_p = unary("bessel_i0e", accepts=FLOAT, impl=in_float64(_scaled_bessel
 bessel_i1e_p = unary("bessel_i1e", accepts=FLOAT, impl=in_float64(_scaled_bessel(1)), jvp=_i1e_jvp)
 
 # `I_n(x) / x**n` has the derivative `x I_(n+1)(x) / x**(n+1)`: nothing is divided by zero at 0.
-bessel_over_power_p = binary(
+bessel_over_power_p = unary(
     "bessel_over_power",
     accepts=FLOAT,
     impl=in_float64(_over_power),
-    jvp=(
-        refused("bessel_over_power", "n"),
-        lambda t, n, x, out: mul(t, mul(x, bessel_over_power_p.bind(add(n, const(n, 1)), x))),
-    ),
+    jvp=lambda t, x, out, order: mul(t, mul(x, bessel_over_power_p.bind(x, order=order + 1))),
 )
 
 
@@ -136,12 +127,12 @@ def bessel_i0(x: Any) -> Any:
 
     `jax.lax` has only the scaled ones, whose derivatives have a sign(x) in them.
     """
-    return bessel_over_power_p.bind(full_like(x, 0), x)
+    return bessel_over_power_p.bind(x, order=0)
 
 
 def bessel_i1(x: Any) -> Any:
     """The modified Bessel function of order 1, elementwise, with exact derivatives as well."""
-    return mul(x, bessel_over_power_p.bind(full_like(x, 1), x))
+    return mul(x, bessel_over_power_p.bind(x, order=1))
 
 
 # ---- incomplete beta function ------------------------------------------------------------------

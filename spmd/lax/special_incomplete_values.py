@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.lax.special_values import EPS, digamma_values, lgamma_values
+from spmd.lax.special_values import EPS, converge, digamma_values, lgamma_values
 
 _MOST_STEPS = 20_000
 _TINY = 1e-300
@@ -22,41 +22,46 @@ _BIG = 2.0**60
 
 def _series(xp: Any, a: Any, x: Any) -> tuple[Any, Any]:
     """The sum of `x**n / ((a + 1) ... (a + n))` and its derivative in a."""
-    term, total, n = xp.ones_like(x), xp.ones_like(x), a
-    slope, slopes = xp.zeros_like(x), xp.zeros_like(x)
-    for _ in range(_MOST_STEPS):
+
+    def step(k: Any, term: Any, total: Any, n: Any, slope: Any, slopes: Any) -> Any:
         n = n + 1.0
         slope = (slope - term / n) * (x / n)
         term = term * (x / n)
         total, slopes = total + term, slopes + slope
-        if not xp.any((term > total * EPS) | (-slope > -slopes * EPS)):
-            break
-    return total, slopes
+        moving = (term > total * EPS) | (-slope > -slopes * EPS)
+        return (term, total, n, slope, slopes), moving
+
+    one, zero = xp.ones_like(x), xp.zeros_like(x)
+    out = converge(xp, step, (one, one, a, zero, zero), _MOST_STEPS)
+    return out[1], out[4]
 
 
 def _fraction(xp: Any, a: Any, x: Any) -> tuple[Any, Any]:
     """`gamma(a) Q(a, x) / (x**a exp(-x))` by its continued fraction, and its derivative in a."""
-    y = 1.0 - a
-    z = x + y + 1.0
-    one, zero = xp.ones_like(x), xp.zeros_like(x)
-    before, last = (one, x, zero, zero), (x + 1.0, z * x, zero, -x)
-    out = last[0] / last[1]
-    slope = (last[2] - out * last[3]) / last[1]
-    for c in range(1, _MOST_STEPS):
+
+    def step(
+        c: Any, y: Any, z: Any, out: Any, slope: Any, before: tuple[Any, ...], last: tuple[Any, ...]
+    ) -> Any:
         y, z = y + 1.0, z + 2.0
         yc = y * c
         p, q = (last[k] * z - before[k] * yc for k in (0, 1))
         dp, dq = (last[k + 2] * z - last[k] - before[k + 2] * yc + before[k] * c for k in (0, 1))
         new = p / q
         new_slope = (dp - new * dq) / q
-        moved = xp.abs(new - out) > 4 * EPS * xp.abs(new)
-        moved = moved | (xp.abs(new_slope - slope) > 4 * EPS * (xp.abs(new) + xp.abs(new_slope)))
-        out, slope = new, new_slope
+        moved = xp.abs(new - out) > 16 * EPS * xp.abs(new)
+        moved = moved | (xp.abs(new_slope - slope) > 16 * EPS * (xp.abs(new) + xp.abs(new_slope)))
         scale = xp.where(xp.abs(p) > _BIG, 1.0 / _BIG, 1.0)
         before, last = tuple(v * scale for v in last), tuple(v * scale for v in (p, q, dp, dq))
-        if not xp.any(moved):
-            break
-    return out, slope
+        return (y, z, new, new_slope, before, last), moved
+
+    y = 1.0 - a
+    z = x + y + 1.0
+    one, zero = xp.ones_like(x), xp.zeros_like(x)
+    before, last = (one, x, zero, zero), (x + 1.0, z * x, zero, -x)
+    out = last[0] / last[1]
+    slope = (last[2] - out * last[3]) / last[1]
+    ends = converge(xp, step, (y, z, out, slope, before, last), _MOST_STEPS)
+    return ends[2], ends[3]
 
 
 def _slopes(xp: Any, a: Any, x: Any) -> tuple[Any, Any, Any, Any]:
@@ -100,24 +105,22 @@ def random_gamma_grad_values(xp: Any, a: Any, x: Any) -> Any:
 
 def _beta_fraction(xp: Any, a: Any, b: Any, x: Any) -> Any:
     """The continued fraction of the incomplete beta function (modified Lentz); x below the mean."""
-    c = xp.ones_like(x)
-    d = 1.0 - (a + b) * x / (a + 1.0)
-    d = 1.0 / xp.where(xp.abs(d) < _TINY, _TINY, d)
-    out = d
-    for m in range(1, _MOST_STEPS):
+
+    def step(m: Any, c: Any, d: Any, out: Any) -> Any:
         even = m * (b - m) * x / ((a + 2 * m - 1.0) * (a + 2 * m))
         odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1.0))
-        step = xp.ones_like(x)
+        change = xp.ones_like(x)
         for numerator in (even, odd):
             d = 1.0 + numerator * d
             d = 1.0 / xp.where(xp.abs(d) < _TINY, _TINY, d)
             c = 1.0 + numerator / c
             c = xp.where(xp.abs(c) < _TINY, _TINY, c)
-            step = step * (c * d)
-        out = out * step
-        if not xp.any(xp.abs(step - 1.0) > 4 * EPS):
-            break
-    return out
+            change = change * (c * d)
+        return (c, d, out * change), xp.abs(change - 1.0) > 4 * EPS
+
+    d = 1.0 - (a + b) * x / (a + 1.0)
+    d = 1.0 / xp.where(xp.abs(d) < _TINY, _TINY, d)
+    return converge(xp, step, (xp.ones_like(x), d, d), _MOST_STEPS)[2]
 
 
 def betainc_values(xp: Any, a: Any, b: Any, x: Any) -> Any:

@@ -21,7 +21,7 @@ from spmd.lax.elementwise import exp
 from spmd.lax.families import FLOAT, binary, const, unary
 from spmd.lax.logic import eq, select
 from spmd.lax.special import in_float64, refused
-from spmd.lax.special_values import BERNOULLI, EPS, polynomial
+from spmd.lax.special_values import BERNOULLI, EPS, converge, polynomial
 
 _EULER_GAMMA = 0.57721566490153286061
 _MOST_STEPS = 2_000
@@ -34,18 +34,17 @@ _FACTORIALS = tuple(float(math.factorial(k)) for k in range(40))
 
 def expn_fraction(xp: Any, n: Any, x: Any) -> Any:
     """`exp(x) expn(n, x)` by its continued fraction (modified Lentz), for x of at least 1."""
-    b = x + n
-    c, d = xp.full_like(b, 1e300), 1.0 / b
-    out = d
-    for k in range(1, _MOST_STEPS):
+
+    def step(k: Any, b: Any, c: Any, d: Any, out: Any) -> Any:
         numerator = -k * (n - 1.0 + k)
         b = b + 2.0
         d = 1.0 / (numerator * d + b)
         c = b + numerator / c
-        out = out * (c * d)
-        if not xp.any(xp.abs(c * d - 1.0) > 4 * EPS):
-            break
-    return out
+        return (b, c, d, out * (c * d)), xp.abs(c * d - 1.0) > 4 * EPS
+
+    b = x + n
+    start = (b, xp.full_like(b, 1e300), 1.0 / b, 1.0 / b)
+    return converge(xp, step, start, _MOST_STEPS)[3]
 
 
 def _exp1_values(xp: Any, x: Any) -> Any:
@@ -84,28 +83,33 @@ def _expn_values(xp: Any, n: Any, x: Any) -> Any:
     small = xp.where(valid & (x < 1.0) & (x > 0.0), x, 0.5)
     out = xp.where(x >= 1.0, far, _expn_below_one(xp, xp.maximum(safe_n, 1.0), small))
     positive = xp.where(valid & (x > 0.0), x, 1.0)
-    below = decay = xp.exp(-positive) / positive
+    decay = xp.exp(-positive) / positive
     out = xp.where(safe_n == 0.0, decay, out)
-    for order in range(1, 1 - int(xp.min(n)) if n.size and not xp.isnan(n).any() else 1):
+
+    def step(order: Any, below: Any, out: Any) -> Any:
         below = decay + order * below / positive
-        out = xp.where(n == -order, below, out)
+        return (below, xp.where(n == -order, below, out)), n < -order
+
+    _, out = converge(xp, step, (decay, out), _MOST_STEPS)
     at_zero = xp.where(safe_n > 1.0, 1.0 / xp.where(safe_n > 1.0, safe_n - 1.0, 1.0), np.inf)
     return xp.where(valid, xp.where(x == 0.0, at_zero, out), np.nan)
 
 
 def _expn_below_one(xp: Any, n: Any, x: Any) -> Any:
     """The power series, in which the term of index n - 1 has a logarithm."""
-    total, term = xp.zeros_like(x), xp.ones_like(x)
-    harmonic = xp.full_like(x, -_EULER_GAMMA)
-    order = n - 1.0
-    special, log_x = xp.zeros_like(x), xp.log(x)
-    steps = 25 + int(xp.max(n)) if x.size else 0
-    for k in range(steps):
+    order, log_x = n - 1.0, xp.log(x)
+
+    def step(k: Any, total: Any, term: Any, harmonic: Any, special: Any) -> Any:
         here = order == k
         total = total - xp.where(here, 0.0, term / xp.where(here, 1.0, k - order))
         special = xp.where(here, term * (harmonic - log_x), special)
         harmonic = harmonic + 1.0 / (k + 1)
         term = term * (-x / (k + 1))
+        return (total, term, harmonic, special), k < 24 + n
+
+    zero, one = xp.zeros_like(x), xp.ones_like(x)
+    start = (zero, one, xp.full_like(x, -_EULER_GAMMA), zero)
+    total, _, _, special = converge(xp, step, start, _MOST_STEPS, first=0)
     return total + special
 
 

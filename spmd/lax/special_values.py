@@ -12,7 +12,7 @@ incomplete gamma functions follow Cephes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -243,6 +243,28 @@ def zeta_values(xp: Any, s: Any, q: Any) -> Any:
 _MOST_STEPS = 20_000
 
 
+def converge(
+    xp: Any,
+    step: Callable[..., tuple[tuple[Any, ...], Any]],
+    state: tuple[Any, ...],
+    most: int,
+    first: int = 1,
+) -> tuple[Any, ...]:
+    """Apply `step(k, *state)` for k = first, ... until no element moves.
+
+    A step returns the next state and an array that says which elements have not converged. At most
+    `most` steps are made. A namespace of traced values brings its own loop.
+    """
+    loop = getattr(xp, "converge", None)
+    if loop is not None:
+        return loop(step, state, most, first)
+    for k in range(first, first + most):
+        state, moving = step(k, *state)
+        if not xp.any(moving):
+            break
+    return state
+
+
 def _gamma_kernel(xp: Any, a: Any, x: Any) -> Any:
     """`x ** a * exp(-x) / gamma(a)`."""
     return xp.exp(a * xp.log(x) - x - lgamma_values(xp, a))
@@ -250,33 +272,33 @@ def _gamma_kernel(xp: Any, a: Any, x: Any) -> Any:
 
 def _lower_series(xp: Any, a: Any, x: Any) -> Any:
     """The lower function by its power series; converges fast for x < a + 1."""
-    term, total, n = xp.ones_like(x), xp.ones_like(x), a
-    for _ in range(_MOST_STEPS):
+
+    def step(k: Any, term: Any, total: Any, n: Any) -> Any:
         n = n + 1.0
         term = term * (x / n)
         total = total + term
-        if not xp.any(term > total * EPS):
-            break
-    return total / a
+        return (term, total, n), term > total * EPS
+
+    one = xp.ones_like(x)
+    return converge(xp, step, (one, one, a), _MOST_STEPS)[1] / a
 
 
 def _upper_fraction(xp: Any, a: Any, x: Any) -> Any:
     """The upper function by its continued fraction (modified Lentz); for x >= a + 1."""
     tiny = 1e-300
     b = x + 1.0 - a
-    c, d = xp.full_like(x, 1.0 / tiny), 1.0 / b
-    out = d
-    for k in range(1, _MOST_STEPS):
+
+    def step(k: Any, b: Any, c: Any, d: Any, out: Any) -> Any:
         numerator = -k * (k - a)
         b = b + 2.0
         d = numerator * d + b
         d = 1.0 / xp.where(xp.abs(d) < tiny, tiny, d)
         c = b + numerator / c
         c = xp.where(xp.abs(c) < tiny, tiny, c)
-        out = out * d * c
-        if not xp.any(xp.abs(d * c - 1.0) > EPS):
-            break
-    return out
+        return (b, c, d, out * d * c), xp.abs(d * c - 1.0) > 4 * EPS
+
+    start = (b, xp.full_like(x, 1.0 / tiny), 1.0 / b, 1.0 / b)
+    return converge(xp, step, start, _MOST_STEPS)[3]
 
 
 def _incomplete(xp: Any, a: Any, x: Any) -> tuple[Any, Any]:

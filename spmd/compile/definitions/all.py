@@ -9,6 +9,7 @@ from spmd.compile.definitions import (  # noqa: F401  (they declare definitions)
     householder,
     jacobi,
     random_words,
+    series,
 )
 from spmd.compile.definitions.table import write_definitions
 

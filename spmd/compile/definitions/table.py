@@ -21,6 +21,14 @@ from spmd.core.stage import trace_to_jaxpr
 Definition: TypeAlias = Callable[..., Any]
 Condition: TypeAlias = Callable[[Sequence[ShapedArray]], bool]
 
+# Special functions that are series and fractions: on CPUs too programs, for many elements.
+# Hypergeometric series are not here: they choose steps by the values of all elements.
+SERIES = frozenset(
+    "bessel_i0e bessel_i1e bessel_over_power cosine_integral dawsn erfcx exp1 expi expn fresnel_c "
+    "fresnel_s igamma igamma_grad_a igammac owens_t polygamma random_gamma_grad "
+    "regularized_incomplete_beta sine_integral spence zeta".split()
+)
+
 _TABLE: dict[str, tuple[Definition, Condition]] = {}
 
 
@@ -49,25 +57,34 @@ def defines(*names: str, when: Condition = always) -> Callable[[Definition], Def
     return declare
 
 
-def write_definitions(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Write definitions in the place of equations that have one, in calls and loops too."""
+def write_definitions(
+    closed: ClosedJaxpr, chosen: Callable[[Eqn], bool] = lambda eqn: True
+) -> ClosedJaxpr:
+    """Write definitions in the place of equations that have one, in calls and loops too.
+
+    Equations that are not `chosen` stay.
+    """
     if _TABLE.keys().isdisjoint(closed.jaxpr.primitives):
         return closed
     writer = start(closed)
-    _Writer(writer).run(closed.jaxpr)
+    _Writer(writer, chosen).run(closed.jaxpr)
     return finish(writer, closed)
 
 
 class _Writer(Walk):
+    def __init__(self, writer: Any, chosen: Callable[[Eqn], bool]):
+        super().__init__(writer)
+        self.chosen = chosen
+
     def replaces(self, eqn: Eqn, ins: tuple[Atom, ...], source: Source) -> bool:
         """Write the definition of an equation."""
-        body = definition_of(eqn)
+        body = definition_of(eqn) if self.chosen(eqn) else None
         if body is not None:
             self.call(body, eqn, ins, source)
         return body is not None
 
     def params_of(self, eqn: Eqn) -> dict[str, Any]:
-        return map_subjaxprs(eqn, write_definitions)
+        return map_subjaxprs(eqn, lambda inner: write_definitions(inner, self.chosen))
 
 
 def definition_of(eqn: Eqn) -> ClosedJaxpr | None:

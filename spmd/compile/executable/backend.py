@@ -114,7 +114,10 @@ def readable(x: Any, aval: ShapedArray, device: Device | None = None) -> Any:
             raise deleted(x)
         x.settle()
         return x._value if isinstance(x.owner, DeviceMemory) else x
-    return np.ascontiguousarray(to_numpy(x)).reshape(aval.shape)
+    # Constants of definitions may be wider than what a user's array becomes.
+    if type(x) is not np.ndarray or x.dtype != aval.dtype:
+        x = to_numpy(x)
+    return np.ascontiguousarray(x).reshape(aval.shape)
 
 
 def pointer(x: Any) -> int:

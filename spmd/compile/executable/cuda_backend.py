@@ -22,13 +22,12 @@ from spmd.compile.cuda.driver import Driver, driver
 from spmd.compile.cuda.program import CudaProgram
 from spmd.compile.executable import cuda_moments, cuda_reports
 from spmd.compile.executable.async_operands import deleted
-from spmd.compile.executable.backend import Backend, pointer
+from spmd.compile.executable.backend import Backend, pointer, readable
 from spmd.compile.lazy import cuda_assemble, cuda_exchange, cuda_numbers, definitions
 from spmd.compile.native.program.encoded import Encoded
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
 from spmd.core.rewriting.equations import Pass
-from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory
 from spmd.sharding.future import DeviceMemory
 from spmd.sharding.named import SingleDeviceSharding
@@ -238,7 +237,7 @@ def _operand(x: Any, aval: ShapedArray, device: Device | None) -> CudaMemory:
     if type(x) is CudaMemory:
         return x
     if type(x) is not Array or x.shards is not None:
-        return uploaded(np.ascontiguousarray(to_numpy(x)).reshape(aval.shape), number)
+        return uploaded(readable(x, aval), number)
     owner = x.owner
     if owner is None:
         raise deleted(x)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from spmd.base.config import config
 from spmd.base.record import field, record
+from spmd.compile.definitions.table import SERIES
+from spmd.compile.lazy import series
 from spmd.compile.passes.combine_psums import bucket_psums, combine_psums
 from spmd.compile.passes.fuse_epilogues import fuse_epilogues
 from spmd.compile.passes.fusion.fuse import fuse
@@ -29,9 +31,16 @@ from spmd.core.check import check_jaxpr
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewriting.equations import Pass
 
+
+def write_series(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Write special functions of many elements as programs; of few, the host is done sooner."""
+    return series.write_series(closed)
+
+
 # Partitioning over a mesh has its place between `simplify` and `fuse`: it needs to see single
 # operations, and its additions should be fused.
 PASSES: tuple[Pass, ...] = (
+    write_series,  # special functions of many elements are loops and fused kernels
     inline_calls,  # nothing below needs to look inside a call
     widen_small,  # operations on float8 and int4 compute in wider dtypes
     hoist_invariants,  # loop-invariant code motion
@@ -48,6 +57,7 @@ PASSES: tuple[Pass, ...] = (
 
 # A program without any of these primitives has nothing for the pass.
 WORKS_ON: dict[Pass, frozenset[str]] = {
+    write_series: SERIES,
     hoist_invariants: frozenset(("scan", "while")),
     hoist_matmuls: frozenset(("scan",)),
     thin_stacks: frozenset(("scan",)),
@@ -56,6 +66,7 @@ WORKS_ON: dict[Pass, frozenset[str]] = {
 
 # For programs over a mesh that spans processes, or over GPUs.
 PASSES_ACROSS: tuple[Pass, ...] = (
+    write_series,
     inline_calls,
     widen_small,
     hoist_invariants,

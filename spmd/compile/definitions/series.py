@@ -1,0 +1,143 @@
+"""Special functions that are series and fractions: their `impl` itself, over traced values.
+
+The one idea: an `impl` takes the namespace of its arrays. NumPy's gives the meaning; `Traced` has
+the same functions as operations of a program, so that each special function is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spmd.compile.definitions.table import SERIES, defines, write_definitions
+from spmd.core.aval import typeof
+from spmd.core.ir import ClosedJaxpr, Eqn
+from spmd.core.primitive import Primitive
+from spmd.core.structural import broadcast_in_dim
+from spmd.lax import arithmetic, elementwise, special, special_beta, special_integrals
+from spmd.lax import special_oscillating as oscillating
+from spmd.lax.array import full_like
+from spmd.lax.control_while import while_loop
+from spmd.lax.convert import bitcast_convert_type
+from spmd.lax.logic import bitwise_and, eq, lt, ne, select
+from spmd.lax.reduce import reduce_or
+
+# Below so many elements NumPy is done before the program is compiled: 4,096 take it about 1 ms.
+LEAST = 4096
+
+
+def write_series(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Write these functions as programs where they have many elements."""
+    return write_definitions(closed, _is_long)
+
+
+def _is_long(eqn: Eqn) -> bool:
+    return eqn.prim.name in SERIES and eqn.outvars[0].aval.size >= LEAST
+
+
+def _arrays(*operands: Any) -> list[Any]:
+    """Operands of one shape; Python's numbers become float64."""
+    given = [np.float64(x) if isinstance(x, (int, float)) else x for x in operands]
+    shape = np.broadcast_shapes(*(typeof(x).shape for x in given))
+    return [x if typeof(x).shape == shape else broadcast_in_dim(x, shape, ()) for x in given]
+
+
+def _of_two(function: Callable[..., Any]) -> Callable[..., Any]:
+    return staticmethod(lambda x, y: function(*_arrays(x, y)))
+
+
+class Traced:
+    """NumPy's functions as operations on traced float64 arrays, as far as special functions go."""
+
+    abs = staticmethod(arithmetic.abs)
+    exp = staticmethod(elementwise.exp)
+    log = staticmethod(arithmetic.log)
+    log1p = staticmethod(elementwise.log1p)
+    sqrt = staticmethod(arithmetic.sqrt)
+    sin = staticmethod(elementwise.sin)
+    cos = staticmethod(elementwise.cos)
+    tan = staticmethod(elementwise.tan)
+    sign = staticmethod(arithmetic.sign)
+    floor = staticmethod(arithmetic.floor)
+    isfinite = staticmethod(arithmetic.is_finite)
+    minimum, maximum = _of_two(arithmetic.min), _of_two(arithmetic.max)
+    fmod = _of_two(arithmetic.rem)
+
+    @staticmethod
+    def rint(x: Any) -> Any:
+        return arithmetic.round(x, arithmetic.RoundingMethod.TO_NEAREST_EVEN)
+
+    @staticmethod
+    def isnan(x: Any) -> Any:
+        return ne(x, x)
+
+    @staticmethod
+    def isinf(x: Any) -> Any:
+        return eq(arithmetic.abs(x), full_like(x, np.inf))
+
+    @staticmethod
+    def copysign(x: Any, y: Any) -> Any:
+        size, y = _arrays(arithmetic.abs(x), y)
+        # -0 has a minus, too.
+        has_minus = lt(bitcast_convert_type(y, np.int64), np.int64(0))
+        return select(has_minus, arithmetic.neg(size), size)
+
+    @staticmethod
+    def where(condition: Any, x: Any, y: Any) -> Any:
+        condition, x, y = _arrays(condition, x, y)
+        return select(condition, x, y)
+
+    @staticmethod
+    def ones_like(x: Any) -> Any:
+        return full_like(x, 1)
+
+    @staticmethod
+    def zeros_like(x: Any) -> Any:
+        return full_like(x, 0)
+
+    full_like = staticmethod(full_like)
+
+    @staticmethod
+    def asarray(x: Any) -> Any:
+        return x
+
+    @staticmethod
+    def atleast_1d(x: Any) -> Any:
+        return x.reshape(x.shape or (1,))
+
+    @staticmethod
+    def broadcast_arrays(*arrays: Any) -> list[Any]:
+        return _arrays(*arrays)
+
+    @staticmethod
+    def converge(step: Callable[..., Any], state: Any, most: int, first: int) -> Any:
+        """The loop of `special_values.converge`: it counts in float64, as its steps compute."""
+
+        def goes_on(carry: Any) -> Any:
+            k, _, moving = carry
+            some = reduce_or(moving, range(moving.ndim))
+            return bitwise_and(some, lt(k, np.float64(first + most)))
+
+        def again(carry: Any) -> Any:
+            k, state, _ = carry
+            state, moving = step(k, *state)
+            return arithmetic.add(k, np.float64(1)), state, moving
+
+        everywhere = full_like(state[0], True, dtype=np.bool_)
+        return while_loop(goes_on, again, (np.float64(first), state, everywhere))[1]
+
+
+def _definition(prim: Primitive) -> Callable[..., Any]:
+    def values(*operands: Any, **params: Any) -> Any:
+        return prim.impl(Traced, *operands, **params)
+
+    values.__name__ = prim.name
+    return values
+
+
+for _module in (special, special_beta, special_integrals, oscillating):
+    for _prim in list(vars(_module).values()):
+        if isinstance(_prim, Primitive) and _prim.name in SERIES:
+            defines(_prim.name)(_definition(_prim))

@@ -1,0 +1,111 @@
+"""Special functions as programs, against their `impl` over NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import spmd
+from spmd import lax
+from spmd.base.config import config
+from spmd.compile.definitions.series import LEAST, write_series
+from spmd.compile.definitions.table import SERIES
+from spmd.scipy import special
+from tests.compile.definitions.compiled import by_definition
+
+RNG = np.random.default_rng(0)
+
+
+def positive(dtype: str) -> np.ndarray:
+    return np.concatenate([RNG.gamma(2.0, 2.0, 90), [0, 1e-3, 30, 200, np.nan, -1]]).astype(dtype)
+
+
+def real(dtype: str) -> np.ndarray:
+    points = [0, -0.0, np.inf, -np.inf, np.nan, 1]
+    return np.concatenate([RNG.normal(0, 8, 90), points]).astype(dtype)
+
+
+def whole(dtype: str) -> np.ndarray:
+    return RNG.integers(0, 5, 96).astype(dtype)
+
+
+def portion(dtype: str) -> np.ndarray:
+    return np.concatenate([RNG.uniform(0, 1, 90), [0, 1, 0.5, np.nan, 2, -1]]).astype(dtype)
+
+
+CASES = {
+    "bessel_i0e": (lax.bessel_i0e, real),
+    "bessel_i1e": (lax.bessel_i1e, real),
+    "bessel_over_power": (special.i0, real),
+    "dawsn": (special.dawsn, real),
+    "erfcx": (special.erfcx, real),
+    "exp1": (special.exp1, positive),
+    "expi": (special.expi, real),
+    "expn": (lambda n, x: special.expn(n.astype(int), x), whole, positive),
+    "fresnel_c": (lambda x: special.fresnel(x)[1], real),
+    "fresnel_s": (lambda x: special.fresnel(x)[0], real),
+    "cosine_integral": (lambda x: special.sici(x)[1], real),
+    "sine_integral": (lambda x: special.sici(x)[0], real),
+    "igamma": (lax.igamma, positive, positive),
+    "igammac": (lax.igammac, positive, positive),
+    "igamma_grad_a": (lax.igamma_grad_a, positive, positive),
+    "random_gamma_grad": (lax.random_gamma_grad, positive, positive),
+    "owens_t": (special.owens_t, real, real),
+    "polygamma": (lax.polygamma, whole, positive),
+    "regularized_incomplete_beta": (lax.betainc, positive, positive, portion),
+    "spence": (special.spence, positive),
+    "zeta": (lax.zeta, lambda dtype: whole(dtype) + 2, positive),
+}
+
+
+def test_all_are_here():
+    assert CASES.keys() == SERIES
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_program_has_the_values_of_numpy(name: str, dtype: str):
+    function, *makers = CASES[name]
+    operands = [make(dtype) for make in makers]
+    with config.override("enable_x64", True):
+        expected = np.asarray(spmd.jit(function)(*operands))
+        assert f"host {name}" in spmd.jit(function).lower(*operands).compile().as_text()
+        (found,) = by_definition(function, name, *operands)
+    np.testing.assert_allclose(found, expected, rtol=1e-6 if dtype == "float32" else 1e-12)
+
+
+def test_few_elements_stay_a_step_of_the_host():
+    few, many = (spmd.make_jaxpr(special.i0)(np.ones(n, np.float32)) for n in (LEAST - 1, LEAST))
+    assert write_series(few) is few or "bessel_over_power" in str(write_series(few))
+    assert "bessel_over_power" not in str(write_series(many))
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_many_elements_are_compiled_with_and_without_wide_numbers(x64: bool):
+    """Constants of 64 bits keep them where users' arrays have 32."""
+    a, x = RNG.gamma(2.0, 2.0, (2, LEAST)).astype(np.float32)
+    with config.override("enable_x64", x64):
+        program = spmd.jit(lax.igammac)
+        assert "host" not in program.lower(a, x).compile().as_text()
+        found = np.asarray(program(a, x))
+        expected = [np.asarray(lax.igammac(p, q)) for p, q in zip(a[:64], x[:64], strict=True)]
+    np.testing.assert_allclose(found[:64], expected, rtol=1e-6)
+
+
+def test_incomplete_gamma_functions_end_soon():
+    """A fraction whose last digits alternate has converged: it went on for 20,000 steps."""
+    steps = []
+
+    class Counting:
+        def __getattr__(self, name: str):
+            return getattr(np, name)
+
+        def any(self, moving: np.ndarray) -> bool:
+            steps.append(moving)
+            return bool(np.any(moving))
+
+    a, x = RNG.gamma(2.0, 2.0, (2, 2000))
+    for prim in (lax.igammac_p, lax.igamma_grad_a_p):
+        steps.clear()
+        prim.impl(Counting(), a, x)
+        assert len(steps) < 500
