@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.base.device import Device, process_index
+from spmd.base.device import Device, default_device, process_index
 from spmd.base.dtypes import canonical
 from spmd.base.errors import ArgumentError, ShapeError, ShardingError
 from spmd.base.source import current_source
@@ -24,7 +24,9 @@ from spmd.compile.lazy import cuda_backend, redistribute
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import hooks
+from spmd.core.jvp import JVPTracer
 from spmd.core.trace import Tracer, to_numpy
+from spmd.core.vmap import BatchTracer
 from spmd.sharding.array import Array, alias, filled_up, from_numpy, from_shards, shard_value
 from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.constraint import as_sharding, constrain, sharding_constraint_p
@@ -175,8 +177,14 @@ def _traced(name: str, x: Tracer, place: Any) -> Tracer:
     """A traced value is where its program runs; a sharding constrains it."""
     if isinstance(place, NamedSharding):
         return constrain(f"device_put: {name}", x, place, moves=True)
-    if place is None or isinstance(place, Device | SingleDeviceSharding):
+    devices = {place} if isinstance(place, Device) else getattr(place, "device_set", set())
+    if place is None or devices == {default_device()}:
         return x
+    inner: Any = x
+    while isinstance(inner, JVPTracer | BatchTracer):
+        inner = inner.val if isinstance(inner, BatchTracer) else inner.primal
+    if isinstance(inner, Tracer) and len(devices) == 1:
+        return x  # a staged program runs where its arguments are, as in JAX
     raise ShardingError(
         f"{current_source()}: device_put: {name} is traced ({x.aval.short()}), and inside jit, "
         f"grad, vmap or a map a value cannot be moved to {place}. Call device_put on the argument "
