@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import spmd.core.check as check
 import spmd.core.ir as ir
 from spmd.as_jax.jax.api_util import DebugInfo
 from spmd.as_jax.jax.extend import primitives
@@ -19,7 +20,6 @@ from spmd.base import dtypes
 from spmd.base.context import state
 from spmd.base.errors import ConcretizationError, JaxprTypeError
 from spmd.core.aval import ShapedArray, is_arraylike
-from spmd.core.check import check_jaxpr
 from spmd.core.ir import ClosedJaxpr, Literal, Var
 from spmd.core.ir import Eqn as JaxprEqn
 from spmd.core.rewrite import eval_closed
@@ -183,6 +183,11 @@ def subjaxprs(jaxpr: ir.Jaxpr) -> Iterator[ir.Jaxpr]:
     """The jaxprs in the parameters of a jaxpr's equations, without those inside them."""
     for eqn in jaxpr.eqns:
         yield from jaxprs_in_params(eqn.params)
+
+
+def check_jaxpr(jaxpr: ir.Jaxpr) -> None:
+    """Raise a `JaxprTypeError` that names the first equation that breaks the rules."""
+    check.check_jaxpr(jaxpr)
 
 
 def mapped_aval(size: int, axis: int | None, aval: ShapedArray) -> ShapedArray:
