@@ -1,24 +1,60 @@
-"""Records: classes that are their fields, as `dataclasses` makes them, at a fifth of the price.
+"""Records: classes that are their fields, as `dataclasses` makes them, at a fraction of the price.
 
 `dataclass(frozen=True, slots=True)` writes and compiles six methods for each class when it is
 imported, 0.8 ms: for the ninety classes that a first call needs that was a fifth of a process's
 start. Of a record `__init__`, `__eq__` and `__hash__` are written when they are first used (most
-`__init__`s are not even compiled), and the other methods are common to all. `dataclasses.fields`,
-`replace` and `asdict` know records.
+`__init__`s are not even compiled), the other methods are common to all, and its fields are listed
+when they are first asked for. `dataclasses.fields`, `replace` and `asdict` know records.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from reprlib import recursive_repr
 from types import CodeType, FunctionType
 from typing import Any, TypeVar, dataclass_transform, overload
 
-__all__ = ["field", "record"]
+__all__ = ["field", "record", "replace"]
 
 T = TypeVar("T")
+MISSING: Any = object()
+
+
+class Field:
+    """What a class says of a field that has more than a default."""
+
+    __slots__ = ("compare", "default", "default_factory", "init", "repr")
+
+    def __init__(self, default: Any, default_factory: Any, init: bool, repr: bool, compare: bool):
+        self.default, self.default_factory = default, default_factory
+        self.init, self.repr, self.compare = init, repr, compare
+
+    def described(self) -> Any:
+        """The same for `dataclasses`."""
+        from dataclasses import field
+
+        said = {name: getattr(self, name) for name in self.__slots__}
+        return field(**{name: value for name, value in said.items() if value is not MISSING})
+
+
+def field(
+    *,
+    default: Any = MISSING,
+    default_factory: Any = MISSING,
+    init: bool = True,
+    repr: bool = True,
+    compare: bool = True,
+) -> Any:
+    """Describe a field of a record: `dataclasses.field` says what the parameters mean."""
+    return Field(default, default_factory, init, repr, compare)
+
+
+def replace(instance: T, **changes: Any) -> T:
+    """A record with other values of some fields, as `dataclasses.replace` makes it."""
+    kind: Any = type(instance)
+    same = {n: getattr(instance, n) for n in kind.__match_args__ if n not in changes}
+    return kind(**same, **changes)
 
 
 @overload
@@ -50,78 +86,102 @@ def record(cls: Any = None, /, *, eq: bool = True, frozen: bool = True) -> Any:
 
 def _made(cls: type, eq: bool, frozen: bool) -> type:
     own = dict(cls.__dict__)
-    if cls.__doc__ is None:
-        cls.__doc__ = cls.__name__  # or `dataclass` composes one, which takes long
-    # Looks at annotations and defaults, and makes slots; it has no method to write.
-    made: Any = dataclass(init=False, repr=False, eq=False, slots=True)(cls)
-    methods: dict[str, Any] = {
-        "__init__": _Unwritten(made, "__init__", _frozen_init if frozen else _plain_init),
+    own.pop("__dict__", None)
+    own.pop("__weakref__", None)
+    names = tuple(cls.__annotations__)
+    defaults = {name: own.pop(name) for name in names if name in own}
+    given = {n: default for n, default in defaults.items() if isinstance(default, Field)}
+    body: dict[str, Any] = {
+        "__qualname__": cls.__qualname__,
+        "__slots__": names,
+        "__match_args__": tuple([n for n in names if n not in given or given[n].init]),
+        "__dataclass_fields__": _Unlisted(defaults),
+        "__dataclass_params__": _Unlisted(defaults),
+        "__init__": _Unwritten(_frozen_init if frozen else _plain_init, defaults),
         "__repr__": _repr,
     }
     if eq:
-        methods["__eq__"] = _Unwritten(made, "__eq__", _equality)
-        if own.get("__hash__") is None:  # a class that defines `__eq__` alone has None there
-            made.__hash__ = _Unwritten(made, "__hash__", _hash) if frozen else None
-    if frozen:
-        methods |= _OF_FROZEN
-    for name, method in methods.items():
-        if name not in own:
-            setattr(made, name, method)
-    return made
+        body["__eq__"] = _Unwritten(_equality, given)
+        body["__hash__"] = _Unwritten(_hash, given) if frozen else None
+        if own.get("__hash__", MISSING) is None:  # of a class that defines `__eq__` alone
+            del own["__hash__"]
+    # All at once: Python would look at every slot of the type again for each method set later.
+    return type(cls)(cls.__name__, cls.__bases__, body | (_OF_FROZEN if frozen else {}) | own)
 
 
-# ---- methods that are written when they are first asked for --------------------------------------
+# ---- what is made when it is first asked for -----------------------------------------------------
+
+
+class _Unlisted:
+    """Stands for what `dataclasses` knows of a record, until it is first asked for."""
+
+    def __init__(self, defaults: dict[str, Any]):
+        self.defaults = defaults
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self.cls = owner
+        self.name = name
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        from dataclasses import dataclass  # takes long, and few programs ask
+
+        cls = self.cls
+        own = {name: getattr(cls, name) for name in ("__annotations__", "__module__")}
+        own["__doc__"] = cls.__name__  # or `dataclass` composes one, which takes long
+        for name, default in self.defaults.items():
+            own[name] = default.described() if isinstance(default, Field) else default
+        twin = dataclass(init=False, repr=False, eq=False)(type(cls.__name__, (), own))
+        for name in ("__dataclass_fields__", "__dataclass_params__"):
+            setattr(cls, name, getattr(twin, name))
+        return getattr(cls, self.name)
 
 
 class _Unwritten:
     """Stands for a method of a record until its first look-up."""
 
-    def __init__(self, cls: Any, name: str, text_of: Callable[[Any, dict[str, Any]], str]):
-        self.cls = cls
+    def __init__(self, write: Callable[[Any, dict[str, Any]], Any], defaults: dict[str, Any]):
+        self.write = write
+        self.defaults = defaults
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self.cls = owner
         self.name = name
-        self.text_of = text_of
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         cls, name = self.cls, self.name
-        written = _plain_frozen_init(cls) if self.text_of is _frozen_init else None
-        if written is None:
-            names: dict[str, Any] = {"_MISSING": MISSING}
-            text = f"def {name}{self.text_of(cls, names)}"
-            found: dict[str, Any] = {}
-            exec(compile(text, f"<spmd record {cls.__qualname__}>", "exec"), names, found)
-            written = found[name]
+        written = self.write(cls, self.defaults)
         written.__qualname__ = f"{cls.__qualname__}.{name}"
         written.__module__ = cls.__module__
         setattr(cls, name, written)
         return written.__get__(instance, owner)
 
 
-def _plain_init(cls: Any, names: dict[str, Any]) -> str:
-    return _init(cls, names, "self.{name} = {value}")
+def _compiled(cls: Any, text: str, names: dict[str, Any]) -> Any:
+    """The function of a definition."""
+    found: dict[str, Any] = {}
+    exec(compile(text, f"<spmd record {cls.__qualname__}>", "exec"), names, found)
+    return found.popitem()[1]
 
 
-def _frozen_init(cls: Any, names: dict[str, Any]) -> str:
+def _plain_init(cls: Any, defaults: dict[str, Any]) -> Any:
+    return _init(cls, defaults, "self.{name} = {value}", {})
+
+
+def _frozen_init(cls: Any, defaults: dict[str, Any]) -> Any:
     # Slots are set through their descriptors: no `__setattr__` is asked, and no name looked up.
-    for f in fields(cls):
-        names[f"_set_{f.name}"] = getattr(cls, f.name).__set__
-    return _init(cls, names, "_set_{name}(self, {value})")
-
-
-def _plain_frozen_init(cls: Any) -> FunctionType | None:
-    """The same without compiling, if all fields are parameters whose defaults are values.
-
-    Such methods differ only in names, so one is compiled for each number of fields.
-    """
-    made = fields(cls)
-    if not all([f.init and f.default_factory is MISSING for f in made]):
-        return None
-    code = _init_of(len(made)).replace(
-        co_varnames=("self", *(f.name for f in made)),
-        co_filename=f"<spmd record {cls.__qualname__}>",
+    setters = {name: getattr(cls, name).__set__ for name in cls.__slots__}
+    if defaults and (
+        any([isinstance(default, Field) for default in defaults.values()])
+        or cls.__slots__[-len(defaults) :] != tuple(defaults)  # Python has an error for it
+    ):
+        names = {f"_set_{name}": setter for name, setter in setters.items()}
+        return _init(cls, defaults, "_set_{name}(self, {value})", names)
+    # Such methods differ only in names, so one is compiled for each number of fields.
+    code = _init_of(len(setters)).replace(
+        co_varnames=("self", *setters), co_filename=f"<spmd record {cls.__qualname__}>"
     )
-    setters = {f"_set_{k}": getattr(cls, f.name).__set__ for k, f in enumerate(made)}
-    defaults = tuple([f.default for f in made if f.default is not MISSING])
-    return FunctionType(code, setters, "__init__", defaults)
+    names = {f"_set_{k}": setter for k, setter in enumerate(setters.values())}
+    return FunctionType(code, names, "__init__", tuple(defaults.values()))
 
 
 @functools.cache
@@ -134,50 +194,54 @@ def _init_of(count: int) -> CodeType:
     return found["__init__"].__code__
 
 
-def _init(cls: Any, names: dict[str, Any], setter: str) -> str:
-    """The `__init__` of a record, which gives each slot its value."""
+def _init(cls: Any, defaults: dict[str, Any], setter: str, names: dict[str, Any]) -> Any:
+    """The `__init__` of a record, which gives each slot its value; it uses some `names`."""
+    names["_MISSING"] = MISSING
     parameters, body = ["self"], ["pass"]
-    for f in fields(cls):
-        value = _value_of(f, names)
+    for name in cls.__slots__:
+        default = defaults.get(name, MISSING)
+        f: Field = default if isinstance(default, Field) else field(default=default)
+        value = _value_of(f, name, names)
         if f.init:
-            parameters.append(_parameter(f))
+            parameters.append(_parameter(f, name))
         if value:
-            body.append(setter.format(name=f.name, value=value))
-    return f"({', '.join(parameters)}):\n " + "; ".join(body)
+            body.append(setter.format(name=name, value=value))
+    text = f"def __init__({', '.join(parameters)}):\n " + "; ".join(body)
+    return _compiled(cls, text, names)
 
 
-def _parameter(f: Field[Any]) -> str:
+def _parameter(f: Field, name: str) -> str:
     if f.default is not MISSING:
-        return f"{f.name}=_default_{f.name}"
-    return f.name if f.default_factory is MISSING else f"{f.name}=_MISSING"
+        return f"{name}=_default_{name}"
+    return name if f.default_factory is MISSING else f"{name}=_MISSING"
 
 
-def _value_of(f: Field[Any], names: dict[str, Any]) -> str:
+def _value_of(f: Field, name: str, names: dict[str, Any]) -> str:
     """The expression for a field's value; its default or default factory is put among `names`."""
     if f.default is not MISSING:
-        names[f"_default_{f.name}"] = f.default
-        return f.name if f.init else f"_default_{f.name}"
+        names[f"_default_{name}"] = f.default
+        return name if f.init else f"_default_{name}"
     if f.default_factory is not MISSING:
-        names[f"_new_{f.name}"] = f.default_factory
-        new = f"_new_{f.name}()"
-        return f"{new} if {f.name} is _MISSING else {f.name}" if f.init else new
-    return f.name if f.init else ""
+        names[f"_new_{name}"] = f.default_factory
+        new = f"_new_{name}()"
+        return f"{new} if {name} is _MISSING else {name}" if f.init else new
+    return name if f.init else ""
 
 
-def _compared(cls: Any, owner: str) -> str:
+def _compared(cls: Any, given: dict[str, Field], owner: str) -> str:
     """The tuple of the compared fields of `owner`."""
-    return "(" + "".join([f"{owner}.{f.name}, " for f in fields(cls) if f.compare]) + ")"
+    names = [name for name in cls.__slots__ if name not in given or given[name].compare]
+    return "(" + "".join([f"{owner}.{name}, " for name in names]) + ")"
 
 
-def _equality(cls: Any, names: dict[str, Any]) -> str:
-    same = f"{_compared(cls, 'self')} == {_compared(cls, 'other')}"
-    return (
-        f"(self, other):\n return {same} if other.__class__ is self.__class__ else NotImplemented"
-    )
+def _equality(cls: Any, given: dict[str, Field]) -> Any:
+    same = f"{_compared(cls, given, 'self')} == {_compared(cls, given, 'other')}"
+    result = f"{same} if other.__class__ is self.__class__ else NotImplemented"
+    return _compiled(cls, f"def __eq__(self, other):\n return {result}", {})
 
 
-def _hash(cls: Any, names: dict[str, Any]) -> str:
-    return f"(self):\n return hash({_compared(cls, 'self')})"
+def _hash(cls: Any, given: dict[str, Field]) -> Any:
+    return _compiled(cls, f"def __hash__(self):\n return hash({_compared(cls, given, 'self')})", {})
 
 
 # ---- the base of all records -------------------------------------------------------------------
@@ -185,7 +249,8 @@ def _hash(cls: Any, names: dict[str, Any]) -> str:
 
 @recursive_repr()
 def _repr(self: Any) -> str:
-    parts = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr]
+    fields = self.__dataclass_fields__.values()
+    parts = [f"{f.name}={getattr(self, f.name)!r}" for f in fields if f.repr]
     return f"{self.__class__.__qualname__}({', '.join(parts)})"
 
 
@@ -197,23 +262,27 @@ def _is_field(self: Any, name: str) -> bool:
 
 def _refuse_to_set(self: Any, name: str, value: Any) -> None:
     if _is_field(self, name):
+        from dataclasses import FrozenInstanceError
+
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
     object.__setattr__(self, name, value)
 
 
 def _refuse_to_delete(self: Any, name: str) -> None:
     if _is_field(self, name):
+        from dataclasses import FrozenInstanceError
+
         raise FrozenInstanceError(f"cannot delete field {name!r}")
     object.__delattr__(self, name)
 
 
 def _state(self: Any) -> list[Any]:
-    return [getattr(self, f.name) for f in fields(self)]
+    return [getattr(self, name) for name in self.__dataclass_fields__]
 
 
 def _set_state(self: Any, state: Sequence[Any]) -> None:
-    for f, value in zip(fields(self), state, strict=True):
-        object.__setattr__(self, f.name, value)
+    for name, value in zip(self.__dataclass_fields__, state, strict=True):
+        object.__setattr__(self, name, value)
 
 
 _OF_FROZEN = {

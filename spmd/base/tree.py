@@ -7,7 +7,6 @@ walks the same tree in the same order.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -236,6 +235,8 @@ def register_dataclass(
     drop_fields: Sequence[str] = (),
 ) -> type:
     """Make a dataclass a container: `data_fields` are children, `meta_fields` its structure."""
+    import dataclasses  # takes long, and spmd itself can start without it
+
     if data_fields is None or meta_fields is None:
         if not dataclasses.is_dataclass(nodetype):
             raise PytreeError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
 
@@ -91,6 +90,8 @@ def register_static(cls: type) -> type:
 
 def static(**kwargs: Any) -> Any:
     """`dataclasses.field` for an attribute that `register_dataclass` takes as structure."""
+    import dataclasses  # takes long, and spmd itself can start without it
+
     metadata = {**(kwargs.pop("metadata", None) or {}), "static": True}
     return dataclasses.field(metadata=metadata, **kwargs)
 

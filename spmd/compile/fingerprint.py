@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -150,8 +149,11 @@ class _Writer:
             return f"{kind.__qualname__}.{value.name}"
         if isinstance(value, type) and issubclass(value, np.generic):
             return value.__name__
-        if is_dataclass(value) and kind.__module__.startswith("spmd."):
-            parts = [f"{f.name}={self._value(getattr(value, f.name))}" for f in fields(value)]
+        fields = kind.__dict__.get("__dataclass_fields__")
+        if fields is not None and kind.__module__.startswith("spmd."):
+            # A record lists its fields when something asks for them; they are its slots.
+            names = fields if isinstance(fields, dict) else kind.__slots__
+            parts = [f"{name}={self._value(getattr(value, name))}" for name in names]
             return f"{kind.__qualname__}({' '.join(parts)})"
         raise NoFingerprintError(f"{kind.__module__}.{kind.__qualname__}")
 

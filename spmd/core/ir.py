@@ -7,7 +7,6 @@ values of its constants. Both are never changed after they are made; passes buil
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -93,7 +92,7 @@ class Eqn:
         return format_eqn(self, from_here)
 
 
-_FIELDS = frozenset(f.name for f in fields(Eqn))
+_FIELDS = frozenset(Eqn.__match_args__)
 
 
 class ShownParams(dict):

@@ -8,7 +8,6 @@ the job when it fails (`process_exit`).
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import sys
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 from spmd.base.config import config
 from spmd.base.errors import LaunchError
 from spmd.base.lazy_import import Deferred
-from spmd.base.record import record
+from spmd.base.record import record, replace
 from spmd.base.source import current_source
 from spmd.transport.checked import CheckedCommunicator
 from spmd.transport.environment import FAULTS, OWNER, Environment, detect, started_mpi
@@ -116,7 +115,7 @@ def initialize(process_index: int | None = None, process_count: int | None = Non
             _record(made.world)
             if os.environ.get(FAULTS):
                 world = inject.wrapped(made.world, lambda: FLIGHT.words[STEP])
-                made = dataclasses.replace(made, world=world)
+                made = replace(made, world=world)
             _current.job = made
         joined = _current.job
     if process_count not in (None, joined.world.size) or process_index not in (

@@ -7,12 +7,12 @@ import dataclasses
 import inspect
 import pickle
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
 import spmd
-from spmd.base.record import record
+from spmd.base.record import Field, field, record
 
 
 def twins(**options):
@@ -21,9 +21,10 @@ def twins(**options):
 
     def both(cls):
         parts = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
-        return tuple(
-            make(type(cls)(cls.__name__, (), dict(parts)))
-            for make in (dataclass(slots=True, **given), record(**options))
+        said = {k: v.described() if isinstance(v, Field) else v for k, v in parts.items()}
+        return (
+            dataclass(slots=True, **given)(type(cls)(cls.__name__, (), said)),
+            record(**options)(type(cls)(cls.__name__, (), dict(parts))),
         )
 
     return both

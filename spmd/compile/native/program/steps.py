@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from spmd.base.record import record
+from spmd.base.record import record, replace
 from spmd.base.source import UNKNOWN, Source
 
 if TYPE_CHECKING:
@@ -313,18 +312,11 @@ class Once(Generic[S]):
 
 # ---- programs ----------------------------------------------------------------------------------
 
-Step: TypeAlias = (
-    KernelStep
-    | BatchStep
-    | Copy[Slot]
-    | Host[Slot]
-    | Exchange[Slot]
-    | RankExchange[Slot]
-    | "Loop[int | Slot, Step]"
-    | "Parallel[Step]"
-    | "While[Slot, Step]"
-    | "Branch[Slot, Step]"
-    | "Once[Step]"
+# A text, as Python takes long to write such a type as a value.
+Step: TypeAlias = "KernelStep | BatchStep | Movement | Block"
+Movement: TypeAlias = "Copy[Slot] | Host[Slot] | Exchange[Slot] | RankExchange[Slot]"
+Block: TypeAlias = (
+    "Loop[int | Slot, Step] | Parallel[Step] | While[Slot, Step] | Branch[Slot, Step] | Once[Step]"
 )
 
 

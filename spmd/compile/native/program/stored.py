@@ -12,7 +12,6 @@ from __future__ import annotations
 import marshal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,7 @@ _IRRELEVANT = {
     "overlap",
 }
 # The facts about a program in `Encoded`, in built-in types.
-_FACTS = tuple(f.name for f in fields(Encoded) if f.name not in ("words", "steps", "places"))
+_FACTS = tuple(n for n in Encoded.__match_args__ if n not in ("words", "steps", "places"))
 
 
 @record
@@ -167,7 +166,7 @@ def save_program(
         entry: k for k, entry in enumerate(dict.fromkeys(a.entry for _, a in encoded.places))
     }
     stored = StoredProgram(
-        memory=tuple(getattr(frames, f.name) for f in fields(Frames)),
+        memory=tuple(getattr(frames, name) for name in Frames.__match_args__),
         results=results,
         takes=takes,
         consts=tuple(c if isinstance(c, int) else _bytes_of(c) for c in consts),
@@ -178,7 +177,9 @@ def save_program(
         hosts=hosts,
         kept=kept,
     )
-    object_cache.store(key, marshal.dumps([getattr(stored, f.name) for f in fields(StoredProgram)]))
+    object_cache.store(
+        key, marshal.dumps([getattr(stored, name) for name in StoredProgram.__match_args__])
+    )
 
 
 def _kept_hosts(encoded: Encoded, closed: ClosedJaxpr) -> tuple[Any, ...] | None:
