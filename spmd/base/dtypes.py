@@ -77,23 +77,22 @@ _NARROW = {
     np.dtype(np.complex128): np.dtype(np.complex64),
 }
 
-_SHORT = {
-    bool_: "bool",
-    bfloat16: "bf16",
-    float0: "float0",
-    **{d: d.name.replace("int", "i") for d in SIGNED},
-    **{d: d.name.replace("uint", "u") for d in UNSIGNED},
-    **{d: d.name.replace("float", "f") for d in FLOATING if d != bfloat16},
-    **{d: f"c{8 * d.itemsize}" for d in COMPLEX},
-}
+_SHORT = {"bfloat": "bf", "uint": "u", "int": "i", "float": "f", "complex": "c"}
 
 python_scalar_dtypes = {bool: bool_, int: np.dtype(np.int64), float: np.dtype(np.float64)}
 python_scalar_dtypes[complex] = np.dtype(np.complex128)
 
 
+@functools.lru_cache(maxsize=512)
 def short_name(dtype: np.dtype) -> str:
     """`f32` for float32, as jaxprs print it."""
-    return _SHORT.get(dtype) or (key_name(dtype) if is_key(dtype) else str(dtype))
+    if is_key(dtype):
+        return key_name(dtype)
+    name = long_name(dtype)
+    kind = next((kind for kind in _SHORT if name.startswith(kind)), None)
+    if kind is None or dtype == float0:
+        return name
+    return _SHORT[kind] + name.removeprefix(kind)
 
 
 def long_name(dtype: np.dtype) -> str:
@@ -102,7 +101,7 @@ def long_name(dtype: np.dtype) -> str:
         return dtype.name
     if is_key(dtype):
         return key_name(dtype)
-    return _SHORT[dtype] if dtype == float0 else dtype.name  # bfloat16 is of kind "V" too
+    return "float0" if dtype == float0 else dtype.name  # bfloat16 is of kind "V" too
 
 
 def canonical(dtype: Any) -> np.dtype:
@@ -331,7 +330,6 @@ def _lattice() -> dict[Any, tuple[Any, ...]]:
     bf, f2, f4, f8 = FLOATING[:4]
     c4, c8 = COMPLEX
     return {
-        **dict.fromkeys(SMALL, ()),
         bool_: (_INT,),
         _INT: (u1, i1, *SMALL_SIGNED, *SMALL_UNSIGNED),
         u1: (i2, u2),
@@ -350,21 +348,16 @@ def _lattice() -> dict[Any, tuple[Any, ...]]:
         _COMPLEX: (c4,),
         c4: (c8,),
         c8: (),
+        **dict.fromkeys(SMALL, ()),
     }
 
 
 def _upper_bounds() -> dict[Any, frozenset[Any]]:
-    edges = _lattice()
-    bounds = {node: {node} for node in edges}
-    changed = True
-    while changed:
-        changed = False
-        for node, above in edges.items():
-            for other in above:
-                if not bounds[other] <= bounds[node]:
-                    bounds[node] |= bounds[other]
-                    changed = True
-    return {node: frozenset(above) for node, above in bounds.items()}
+    bounds: dict[Any, frozenset[Any]] = {}
+    # A node stands above those that follow it in the lattice, so its own bounds are known first.
+    for node, above in reversed(_lattice().items()):
+        bounds[node] = frozenset((node,)).union(*[bounds[other] for other in above])
+    return bounds
 
 
 _UPPER = _upper_bounds()

@@ -14,7 +14,7 @@ from typing import ClassVar
 from spmd.base.source import UNKNOWN, current_source
 
 # `file:line (function)`, as a Source prints itself, at the start of a message.
-_LOCATED = re.compile(r"[^\s:]+:\d+ \(")
+_LOCATED = r"[^\s:]+:\d+ \("
 
 
 class SpmdError(Exception):
@@ -33,7 +33,7 @@ class SpmdError(Exception):
 def _with_place(text: str) -> str:
     """The text with the user's line in front, unless it names a line itself."""
     source = current_source()
-    if source is UNKNOWN or str(source) in text or _LOCATED.match(text):
+    if source is UNKNOWN or str(source) in text or re.match(_LOCATED, text):
         return text
     return f"{source}: {text}"
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
-import string
 import sys
 from typing import Any
 
@@ -19,7 +17,9 @@ from spmd.base.context import state
 from spmd.base.record import record
 
 PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-SKIPPED_FILES = {functools.__file__, contextlib.__file__, string.__file__, "<frozen runpy>"}
+# The file of the standard module `string`, which takes long to import.
+_STRING = os.path.join(os.path.dirname(os.__file__), "string.py")
+SKIPPED_FILES = {functools.__file__, contextlib.__file__, _STRING, "<frozen runpy>"}
 
 
 @record
@@ -64,12 +64,12 @@ def is_ours(file: str) -> bool:
     return file.startswith((PACKAGE_DIR, GENERATED))
 
 
-_LIBRARY = re.compile(r"(/lib(64)?/python3|/site-packages/|/dist-packages/|^<)")
+_LIBRARY = ("/lib/python3", "/lib64/python3", "/site-packages/", "/dist-packages/")
 
 
 def is_library(file: str) -> bool:
     """Whether a file belongs to Python or to an installed package: not where a user looks first."""
-    return _LIBRARY.search(file) is not None
+    return file.startswith("<") or any(part in file for part in _LIBRARY)
 
 
 # By file, whether its frames are skipped. (The hash of a code object is that of all it contains.)

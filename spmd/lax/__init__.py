@@ -249,7 +249,6 @@ from spmd.lax.logic import (
     shift_right_logical_p,
     xor_p,
 )
-from spmd.lax.precision import Precision
 from spmd.lax.reduce import (
     argmax,
     argmax_p,

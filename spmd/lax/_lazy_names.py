@@ -20,6 +20,7 @@ from spmd.lax.precision import (
     AccuracyMode,
     DotAlgorithm,
     DotAlgorithmPreset,
+    Precision,
     PrecisionLike,
     Tolerance,
 )

@@ -27,10 +27,10 @@ from spmd.lax.families import (
     binary,
     const,
     fail,
+    precisions,
     unary,
 )
 from spmd.lax.logic import eq, ge, select
-from spmd.lax.precision import check_accuracy
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -257,7 +257,7 @@ def sqrt(x: Any, *, accuracy: Any = None) -> Array:
     Array([2. , 1.5, nan], dtype=float32)
     """
     if accuracy is not None:
-        check_accuracy("sqrt", accuracy)
+        precisions.check_accuracy("sqrt", accuracy)
     return sqrt_p.bind(x)
 
 
@@ -272,7 +272,7 @@ def rsqrt(x: Any, *, accuracy: Any = None) -> Array:
     Array([0.5, 2. , inf], dtype=float32)
     """
     if accuracy is not None:
-        check_accuracy("rsqrt", accuracy)
+        precisions.check_accuracy("rsqrt", accuracy)
     return rsqrt_p.bind(x)
 
 
@@ -286,7 +286,7 @@ def cbrt(x: Any, *, accuracy: Any = None) -> Array:
     Array([-2.,  3.], dtype=float32)
     """
     if accuracy is not None:
-        check_accuracy("cbrt", accuracy)
+        precisions.check_accuracy("cbrt", accuracy)
     return cbrt_p.bind(x)
 
 
@@ -371,7 +371,7 @@ def log(x: Any, *, accuracy: Any = None) -> Array:
     Array([-inf,   0.,  nan], dtype=float32)
     """
     if accuracy is not None:
-        check_accuracy("log", accuracy)
+        precisions.check_accuracy("log", accuracy)
     return log_p.bind(x)
 
 

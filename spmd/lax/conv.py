@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spmd.base.config import config
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import lays_out_result
@@ -31,8 +32,15 @@ from spmd.lax.conv_dims import (
 )
 from spmd.lax.convert import convert_element_type
 from spmd.lax.dot import check_preferred, product_dtypes
-from spmd.lax.families import ANY, NARROW_FLOATS, check_dtype, check_same_dtype, fail, multilinear
-from spmd.lax.precision import precision_of
+from spmd.lax.families import (
+    ANY,
+    NARROW_FLOATS,
+    check_dtype,
+    check_same_dtype,
+    fail,
+    multilinear,
+    precisions,
+)
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -75,7 +83,8 @@ def conv_general_dilated(
     Array([[[1., 3., 6., 9., 7.]]], dtype=float32)
     """
     name = "conv_general_dilated"
-    precision = precision_of(name, precision)
+    if precision is not None or config.default_matmul_precision is not None:
+        precision = precisions.precision_of(name, precision)
     left, right = typeof(lhs), typeof(rhs)
     numbers = conv_dimension_numbers(left.shape, right.shape, dimension_numbers)
     ndim = left.ndim - 2

@@ -28,9 +28,9 @@ from spmd.lax.families import (
     check_same_dtype,
     fail,
     multilinear,
+    precisions,
     shifted,
 )
-from spmd.lax.precision import precision_of
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -88,7 +88,7 @@ def dot_general(
     Array(11, dtype=int32)
     """
     if precision is not None or config.default_matmul_precision is not None:
-        precision = precision_of("dot_general", precision)
+        precision = precisions.precision_of("dot_general", precision)
     numbers = dimension_numbers_of(dimension_numbers)
     lhs, rhs, preferred = product_dtypes(lhs, rhs, preferred_element_type)
     common = typeof(lhs).dtype

@@ -12,8 +12,7 @@ import numpy as np
 
 from spmd.lax.arithmetic import add, div, mul, neg, rsqrt, square, sub
 from spmd.lax.convert import matched
-from spmd.lax.families import FLOAT, INEXACT, binary, const, unary
-from spmd.lax.precision import check_accuracy
+from spmd.lax.families import FLOAT, INEXACT, binary, const, precisions, unary
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -32,7 +31,7 @@ def exp(x: Any, *, accuracy: Any = None) -> Array:
     Array([0.36787945, 1.        , 7.389056  ], dtype=float32)
     """
     if accuracy is not None:
-        check_accuracy("exp", accuracy)
+        precisions.check_accuracy("exp", accuracy)
     return exp_p.bind(x)
 
 
@@ -47,7 +46,7 @@ def exp2(x: Any, *, accuracy: Any = None) -> Array:
     Array([0.5, 1. , 4. ], dtype=float32)
     """
     if accuracy is not None:
-        check_accuracy("exp2", accuracy)
+        precisions.check_accuracy("exp2", accuracy)
     return exp2_p.bind(x)
 
 
@@ -62,7 +61,7 @@ def expm1(x: Any, *, accuracy: Any = None) -> Array:
     Array([1.0000000e-10, 1.7182817e+00], dtype=float32)
     """
     if accuracy is not None:
-        check_accuracy("expm1", accuracy)
+        precisions.check_accuracy("expm1", accuracy)
     return expm1_p.bind(x)
 
 
@@ -77,7 +76,7 @@ def log1p(x: Any, *, accuracy: Any = None) -> Array:
     Array([1.000000e-10, 6.931472e-01], dtype=float32)
     """
     if accuracy is not None:
-        check_accuracy("log1p", accuracy)
+        precisions.check_accuracy("log1p", accuracy)
     return log1p_p.bind(x)
 
 
@@ -92,7 +91,7 @@ def logistic(x: Any, *, accuracy: Any = None) -> Array:
     Array([0.        , 0.5       , 0.73105854], dtype=float32)
     """
     if accuracy is not None:
-        check_accuracy("logistic", accuracy)
+        precisions.check_accuracy("logistic", accuracy)
     return logistic_p.bind(x)
 
 
@@ -149,7 +148,7 @@ def sin(x: Any, *, accuracy: Any = None) -> Array:
     Array([0.        , 0.47942555, 0.841471  ], dtype=float32)
     """
     if accuracy is not None:
-        check_accuracy("sin", accuracy)
+        precisions.check_accuracy("sin", accuracy)
     return sin_p.bind(x)
 
 
@@ -164,7 +163,7 @@ def cos(x: Any, *, accuracy: Any = None) -> Array:
     Array([1.        , 0.87758255, 0.5403023 ], dtype=float32)
     """
     if accuracy is not None:
-        check_accuracy("cos", accuracy)
+        precisions.check_accuracy("cos", accuracy)
     return cos_p.bind(x)
 
 
@@ -179,7 +178,7 @@ def tan(x: Any, *, accuracy: Any = None) -> Array:
     Array([0.       , 0.5463025, 1.5574079], dtype=float32)
     """
     if accuracy is not None:
-        check_accuracy("tan", accuracy)
+        precisions.check_accuracy("tan", accuracy)
     return tan_p.bind(x)
 
 
@@ -305,7 +304,7 @@ def tanh(x: Any, *, accuracy: Any = None) -> Array:
     Array([0.        , 0.46211717, 0.7615942 ], dtype=float32)
     """
     if accuracy is not None:
-        check_accuracy("tanh", accuracy)
+        precisions.check_accuracy("tanh", accuracy)
     return tanh_p.bind(x)
 
 

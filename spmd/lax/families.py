@@ -26,6 +26,7 @@ from spmd.base.errors import (
     ShapeError,
     SpmdError,
 )
+from spmd.base.lazy_import import Deferred
 from spmd.base.source import current_source
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.jvp import instantiate, zero_tangent
@@ -49,6 +50,9 @@ from spmd.core.structural import (
     reduction_dims,
     unbroadcast,
 )
+
+# Few programs ask for a precision.
+precisions = Deferred("spmd.lax.precision")
 
 Rule: TypeAlias = Callable[..., Any]
 DtypeSet: TypeAlias = Collection[np.dtype]

@@ -17,7 +17,7 @@ from spmd.numpy.reductions import canonical_axis
 from spmd.sharding.array import ArrayLike
 
 _DIMS = r"\((?:\w+(?:,\w+)*)?\)"
-_SIGNATURE = re.compile(rf"^{_DIMS}(?:,{_DIMS})*->{_DIMS}(?:,{_DIMS})*$")
+_SIGNATURE = rf"^{_DIMS}(?:,{_DIMS})*->{_DIMS}(?:,{_DIMS})*$"
 
 
 def vectorize(
@@ -60,7 +60,7 @@ def _core_ranks(signature: str | None, count: int) -> tuple[list[list[str]], int
     if signature is None:
         return [[] for _ in range(count)], None
     text = signature.replace(" ", "")
-    if not _SIGNATURE.match(text):
+    if not re.match(_SIGNATURE, text):
         raise ArgumentError(f"vectorize: {signature!r} is not a signature like '(n,m),(m)->(n)'")
     left, right = text.split("->")
     inputs = [[d for d in part.split(",") if d] for part in re.findall(r"\(([^)]*)\)", left)]

@@ -16,8 +16,8 @@ from spmd.base.digest import blake2b
 # The first line of such a text, and the beginning of its function's symbol.
 SHARED = "; shared"
 SHARED_PREFIX = "spmd_shared_"
-_IN_TEXT = re.compile(f"@({SHARED_PREFIX}\\w+)")
-_IN_CODE = re.compile(f"\\0({SHARED_PREFIX}\\w+)(?=\\0)".encode())
+_IN_TEXT = f"@({SHARED_PREFIX}\\w+)"
+_IN_CODE = f"\\0({SHARED_PREFIX}\\w+)(?=\\0)".encode()
 
 _texts: dict[str, str] = {}
 _needing_passes: set[str] = set()
@@ -47,11 +47,11 @@ def needs_passes(symbol: str) -> bool:
 
 def called_by_text(text: str) -> list[str]:
     """The symbols of the shared functions that a text names."""
-    return list(dict.fromkeys(_IN_TEXT.findall(text)))
+    return list(dict.fromkeys(re.findall(_IN_TEXT, text)))
 
 
 def called_by_code(code: bytes) -> list[str]:
     """The symbols of the shared functions that object code names."""
     if SHARED_PREFIX.encode() not in code:
         return []
-    return [symbol.decode() for symbol in dict.fromkeys(_IN_CODE.findall(code))]
+    return [symbol.decode() for symbol in dict.fromkeys(re.findall(_IN_CODE, code))]
