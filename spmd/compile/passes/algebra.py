@@ -16,7 +16,7 @@ from spmd.base import dtypes
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, Eqn, Literal
 from spmd.core.rewriting.equations import JaxprBuilder, Merging
-from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
+from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reduce_sum_p, reshape_p
 from spmd.lax.arithmetic import mul_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dot import DimensionNumbers
@@ -164,9 +164,11 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
             found = None if inner is None else _unpermuted(inner, moved, side)
             if inner is not None and found is not None:
                 operands[side], moved = uncast(inner.invars[0]), found
-        outer = _outer_product(writer, eqn, operands, moved)
-        if outer is not None:
-            return outer
+        other = _outer_product(writer, eqn, operands, moved)
+        if other is None:
+            other = _column_products(writer, eqn, operands, moved)
+        if other is not None:
+            return other
         if operands == list(ins):
             return None
         params = eqn.params | {"dimension_numbers": moved}
@@ -275,6 +277,26 @@ def _outer_product(
             operand = writer.emit(broadcast_in_dim_p, [operand], params, eqn.source)
         factors.append(operand)
     return writer.emit(mul_p, factors, {}, eqn.source)
+
+
+def _column_products(
+    writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom], numbers: DimensionNumbers
+) -> Atom | None:
+    """Inner products along a dim that is not the last: a sum of products reads along memory.
+
+    `einsum("ij,ij->j")` of 1024 x 1024 took 13.6 ms as a product, whose reads are a row apart.
+    """
+    out, (lhs, rhs) = eqn.outvars[0].aval, ins
+    every = len(numbers.batch[0]) + len(numbers.contract[0])
+    wide = out.dtype in (np.float32, np.float64) and lhs.aval.dtype == out.dtype
+    if not wide or rhs.aval != lhs.aval or lhs.aval.ndim != every:
+        return None
+    kept, summed = numbers.batch[0], numbers.contract[0]
+    same = numbers.batch[1] == kept and numbers.contract[1] == summed
+    if not same or not kept or tuple(sorted(kept)) != kept or every - 1 in summed:
+        return None
+    product = writer.emit(mul_p, [lhs, rhs], {}, eqn.source)
+    return writer.emit(reduce_sum_p, [product], {"axes": tuple(sorted(summed))}, eqn.source)
 
 
 def _swapped_product(writer: JaxprBuilder, product: Eqn, perm: tuple[int, ...]) -> Atom | None:
