@@ -130,8 +130,10 @@ class Traced:
 
 
 def _definition(prim: Primitive) -> Callable[..., Any]:
+    impl: Any = prim.impl
+
     def values(*operands: Any, **params: Any) -> Any:
-        return prim.impl(Traced, *operands, **params)
+        return impl(Traced, *operands, **params)
 
     values.__name__ = prim.name
     return values
