@@ -132,8 +132,11 @@ def job(mpirun: Run, library: str, tmp_path: Path) -> Run:
         ("if rank == 1: fail('ncclCommInitRank:1:0')", "NCCL could not connect 2 GPUs"),
         ("if rank == 1: fail('ncclAllReduce:7:2')", "has not finished what it was asked to do"),
         ("if rank == 1: fail('ncclGroupEnd:3:3')", "an internal error"),
+        ("if rank == 1: fail('ncclAllReduce:4:1')", "(code 4"),
+        ("if rank == 1: fail('ncclAllReduce:5:1')", "(code 5"),
+        ("if rank == 1: fail('ncclGroupEnd:99:2')", "a code that spmd does not know (code 99"),
     ],
-    ids=["id", "init", "call", "group"],
+    ids=["id", "init", "call", "group", "argument", "usage", "unknown"],
 )
 def test_a_rank_for_which_a_call_fails(job: Run, fault: str, line: str):
     done = job(fault)
