@@ -22,7 +22,7 @@ MISSING: Any = object()
 
 
 class Field:
-    """What a class says of a field that has more than a default."""
+    """A field of which a class says more than a default."""
 
     __slots__ = ("compare", "default", "default_factory", "init", "repr")
 

@@ -94,7 +94,7 @@ _UNBOUND = _Same(object())
 
 
 def _values_of_names(f: FunctionType) -> tuple[_Same, ...]:
-    """What the variables outside of a function that its code reads, and does not write, stand for.
+    """The values of the outer variables that a function's code reads and does not write.
 
     A function that counts its calls in such a variable does so when it is traced.
     """

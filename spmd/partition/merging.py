@@ -6,7 +6,7 @@ terms that two readers finish, each by a collective of its own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from spmd.base.source import Source
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
@@ -53,7 +53,7 @@ class _Opener(Walk):
             return False
         sizes = eqn.params["slice_sizes"]
         rows = zip(starts, operand.aval.shape, sizes, strict=True)
-        first = [min(max(int(a.val), 0), n - size) for a, n, size in rows]  # type: ignore[union-attr]
+        first = [min(max(int(cast(Literal, a).val), 0), n - size) for a, n, size in rows]
         stops = tuple([a + size for a, size in zip(first, sizes, strict=True)])
         params = {"start_indices": tuple(first), "limit_indices": stops, "strides": None}
         outs = tuple([Var(v.aval) for v in eqn.outvars])

@@ -21,14 +21,6 @@ from spmd.core.stage import trace_to_jaxpr
 Definition: TypeAlias = Callable[..., Any]
 Condition: TypeAlias = Callable[[Sequence[ShapedArray]], bool]
 
-# Special functions that are series and fractions: on CPUs too programs, for many elements.
-# Hypergeometric series are not here: they choose steps by the values of all elements.
-SERIES = frozenset(
-    "bessel_i0e bessel_i1e bessel_over_power cosine_integral dawsn erfcx exp1 expi expn fresnel_c "
-    "fresnel_s igamma igamma_grad_a igammac owens_t polygamma random_gamma_grad "
-    "regularized_incomplete_beta sine_integral spence zeta".split()
-)
-
 _TABLE: dict[str, tuple[Definition, Condition]] = {}
 
 
