@@ -8,8 +8,8 @@ spmd. The setting `traceback_filtering` says how, or that it keeps them.
 from __future__ import annotations
 
 import sys
-import traceback
-from types import TracebackType
+from collections.abc import Iterator
+from types import FrameType, TracebackType
 from typing import Any
 
 from spmd.base.config import config
@@ -39,12 +39,14 @@ def simplify(error: Exception) -> None:
     if mode == "auto":
         mode = "tracebackhide" if _hides_frames() else "quiet_remove_frames"
     if mode == "tracebackhide":
-        for frame, _ in traceback.walk_tb(trace):
+        for frame, _ in _frames(trace):
             if is_skipped(frame.f_code.co_filename):
                 frame.f_locals["__tracebackhide__"] = True
         return
     error.__traceback__ = filter_traceback(trace)
     if mode == "remove_frames":
+        import traceback  # needed for this mode alone, and slow to import
+
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         whole = UnfilteredStackTrace(_UNFILTERED.format(text))
         whole.__traceback__ = _with_callers(trace)
@@ -69,10 +71,17 @@ def _is_inside_boundary(frame: Any) -> bool:
 def filter_traceback(trace: TracebackType | None) -> TracebackType | None:
     """The traceback's frames that are not spmd's."""
     out = None
-    for frame, line in reversed(list(traceback.walk_tb(trace))):
+    for frame, line in reversed(list(_frames(trace))):
         if not is_skipped(frame.f_code.co_filename):
             out = TracebackType(out, frame, frame.f_lasti, line)
     return out
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    """Each frame of the traceback, with its line."""
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
 
 
 def _with_callers(trace: TracebackType) -> TracebackType:
@@ -81,6 +90,8 @@ def _with_callers(trace: TracebackType) -> TracebackType:
     A prompt that runs the module is not shown.
     """
     out, at_module = trace, False
+    import traceback
+
     for frame, line in traceback.walk_stack(trace.tb_frame.f_back):
         is_module = frame.f_code.co_name == "<module>"
         if at_module and not is_module:

@@ -7,7 +7,6 @@ No function here recurses: structures may be as deep as they like.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -128,6 +127,8 @@ _KINDS: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict}
 
 def serialize(tree: TreeDef) -> bytes:
     """A structure of built-in containers as bytes: its nodes, children first."""
+    import json  # trees are seldom written, and every program imports this module
+
     words: list[Any] = []
     for node in _children_first(tree):
         if node.kind is None or node.kind is type(None):
@@ -147,6 +148,8 @@ def serialize(tree: TreeDef) -> bytes:
 
 def deserialize(data: bytes) -> TreeDef:
     """The structure that `serialize` wrote."""
+    import json
+
     made: list[TreeDef] = []
     for word in json.loads(data):
         if isinstance(word, str):

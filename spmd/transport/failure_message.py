@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 
 from spmd.base.source import is_library, is_ours
 
@@ -24,6 +23,8 @@ def user_line(error: BaseException) -> str:
     """`file:line` of the innermost frame of the user's code, else of any that is not ours."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{os.path.basename(error.filename)}:{error.lineno}"
+    import traceback  # needed for errors alone, and slow to import
+
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not is_ours(frame.filename)]
     if not frames:

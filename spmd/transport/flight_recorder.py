@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import mmap
 import os
 import struct
@@ -160,7 +159,9 @@ class Flight:
     def _write_label(self, kind: str, fields: dict[str, Any]) -> int:
         number = len(self._labels)
         said = {name: value for name, value in fields.items() if value not in ("", None)}
-        line = json.dumps({"id": number, "kind": kind, **said}).encode() + b"\n"
+        members = {"id": number, "kind": kind, **said}.items()
+        texts = (f"{_json_text(name)}: {_json_text(value)}" for name, value in members)
+        line = f"{{{', '.join(texts)}}}\n".encode()
         used = self.words[LABEL_BYTES]
         if used + len(line) > LABEL_TABLE_BYTES:
             return 0
@@ -348,6 +349,20 @@ class GroupLog:
         if self._open and not self._is_apart:
             self._open = 0
             FLIGHT.set_phase(self._before)
+
+
+def _json_text(value: Any) -> str:
+    """The value as JSON, as `json.dumps` writes it."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_json_text, value))}]"
+    if type(value) is int:
+        return str(value)
+    is_text = isinstance(value, str)
+    if is_text and value.isascii() and value.isprintable() and not {'"', "\\"} & set(value):
+        return f'"{value}"'
+    import json  # takes long, and every first call writes a label
+
+    return json.dumps(value)
 
 
 def _clock_of() -> str:

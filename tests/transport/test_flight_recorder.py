@@ -101,6 +101,23 @@ def test_labels_are_written_once_and_a_full_table_is_no_failure(recorder: Flight
     assert labels(recorder)[-1]["id"] == len(labels(recorder)) - 1
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("a plain text", 'C:\\runs\\"new"', "a\tb\n", "\x7f", "größe", "\ud800"),
+        *(-3, True, 0.5, [], [4, 0], ["a", ["b\n", 1]]),
+    ],
+)
+def test_labels_hold_any_text_and_numbers(recorder: Flight, said: object):
+    recorder.label("psum", said=said if not isinstance(said, list) else json_tuple(said))
+    assert labels(recorder) == [{"id": 0, "kind": "psum", "said": said}]
+
+
+def json_tuple(items: list) -> tuple:
+    """The tuple, of tuples, that JSON reads back as this list."""
+    return tuple(json_tuple(item) if isinstance(item, list) else item for item in items)
+
+
 def test_each_call_of_a_communicator_is_one_record(recorder: Flight):
     comm = SingleCommunicator()
     comm.log = GroupLog(flight.WORLD, "world", [0])

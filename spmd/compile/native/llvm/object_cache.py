@@ -39,7 +39,12 @@ ABANDONED_AFTER_S = 3600
 ROOT_USER = 0
 
 # The packages whose files say nothing about what is compiled: all of them stand above the compiler.
-UNDIGESTED = frozenset(("scipy", "nn", "numpy", "random", "debug", "export", "__pycache__"))
+UNDIGESTED = frozenset(
+    (
+        *("as_jax", "checkpoints", "debug", "example_libraries", "experimental", "export"),
+        *("nn", "numpy", "random", "scipy", "__pycache__"),
+    )
+)
 
 _MAGIC = b"spmdobj2"
 _UNFINISHED = ".new-"
@@ -60,7 +65,8 @@ def entry_key(*parts: str) -> str:
 def source_digest() -> str:
     """A digest of the compiler's files, or "" if there are none to look at, as in an archive."""
     found = digested_files()
-    return entry_key(repr(found)) if found else ""
+    lines = [f"{path} {size} {changed_ns}" for path, size, changed_ns in found]
+    return entry_key("\n".join(lines)) if found else ""
 
 
 def digested_files() -> list[tuple[str, int, int]]:
