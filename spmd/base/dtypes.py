@@ -421,7 +421,7 @@ def _kind_rank(dtype: np.dtype) -> int:
 @functools.lru_cache(maxsize=4096)
 def _promote(pairs: tuple[tuple[np.dtype, bool], ...], x64: bool) -> tuple[np.dtype, bool]:
     first = pairs[0][0]
-    if is_key(first) or first == float0:
+    if first.kind == "V" and (is_key(first) or first == float0):
         if all(d == first for d, _ in pairs):
             return first, False
         names = ", ".join(long_name(d) for d, _ in pairs)

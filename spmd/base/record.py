@@ -15,7 +15,7 @@ from reprlib import recursive_repr
 from types import CodeType, FunctionType
 from typing import Any, TypeVar, dataclass_transform, overload
 
-__all__ = ["field", "record", "replace"]
+__all__ = ["field", "kept_hash", "record", "replace"]
 
 T = TypeVar("T")
 MISSING: Any = object()
@@ -48,6 +48,11 @@ def field(
 ) -> Any:
     """Describe a field of a record: `dataclasses.field` says what the parameters mean."""
     return Field(default, default_factory, init, repr, compare)
+
+
+def kept_hash() -> Any:
+    """Describe the field `_hash` of a record with many parts: its hash is computed once."""
+    return Field(0, MISSING, init=False, repr=False, compare=False)
 
 
 def replace(instance: T, **changes: Any) -> T:
@@ -241,7 +246,11 @@ def _equality(cls: Any, given: dict[str, Field]) -> Any:
 
 
 def _hash(cls: Any, given: dict[str, Field]) -> Any:
-    return _compiled(cls, f"def __hash__(self):\n return hash({_compared(cls, given, 'self')})", {})
+    value = f"hash({_compared(cls, given, 'self')})"
+    if "_hash" not in cls.__slots__:
+        return _compiled(cls, f"def __hash__(self):\n return {value}", {})
+    kept = f" if not self._hash:\n  _keep(self, {value} or 1)\n return self._hash"
+    return _compiled(cls, f"def __hash__(self):\n{kept}", {"_keep": cls._hash.__set__})
 
 
 # ---- the base of all records -------------------------------------------------------------------

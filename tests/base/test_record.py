@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 import spmd
-from spmd.base.record import Field, field, record
+from spmd.base.record import Field, field, kept_hash, record
 
 
 def twins(**options):
@@ -190,6 +190,27 @@ def test_a_subclass_may_have_attributes_of_its_own():
     assert (made.x, made.extra, made.y) == (3, 1, "a")
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.x = 4
+
+
+def test_a_kept_hash_is_computed_once():
+    asked = []
+
+    class Part:
+        def __hash__(self):
+            asked.append(self)
+            return 0
+
+    @record
+    class Whole:
+        part: Part
+        size: int = 1
+        _hash: int = kept_hash()
+
+    part = Part()
+    one, other = Whole(part), Whole(part)
+    assert hash(one) == hash(one) == hash((part, 1)) and len(asked) == 2  # by the tuple too
+    assert one == other and hash(other) == hash(one) != hash(Whole(part, 2))
+    assert repr(one).endswith("size=1)") and dataclasses.replace(one, size=2) == Whole(part, 2)
 
 
 def records():

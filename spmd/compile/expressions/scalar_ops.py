@@ -254,9 +254,10 @@ def storage_dtype(dtype: np.dtype) -> str | None:
     """
     if dtypes.is_small(dtype):
         return "u8"
-    if dtypes.is_key(dtype):
+    found = kernel_dtype(dtype)
+    if found is None and dtypes.is_key(dtype):
         return {4: "u32", 8: "u64"}.get(dtype.itemsize)
-    return kernel_dtype(dtype)
+    return found
 
 
 def is_elementwise(name: str) -> bool:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from spmd.base.record import field, record
+from spmd.base.record import field, kept_hash, record
 
 ROW = "row"
 POINT = "point"
@@ -226,17 +226,9 @@ class Kernel:
     buffers: tuple[str, ...] = ()
     vector_dim: int | None = None
     # Kernels are keys of many tables, and their parts are many.
-    _hash: int = field(default=0, init=False, repr=False, compare=False)
+    _hash: int = kept_hash()
     # Whether it keeps the law: it never changes.
     is_checked: bool = field(default=False, init=False, repr=False, compare=False)
-
-    def __hash__(self) -> int:
-        found = self._hash
-        if not found:
-            parts = self.args, self.outer, self.inner, self.passes, self.buffers, self.vector_dim
-            found = hash(parts) or 1
-            object.__setattr__(self, "_hash", found)
-        return found
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
+from spmd.base.record import replace
 from spmd.compile.kernel.ir import (
     POINT,
     ROW,

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from spmd.base.record import field, record
+from spmd.base.record import kept_hash, record, replace
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import KernelError, affine_range, check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, kind
@@ -70,15 +69,7 @@ class Product:
     epilogue: Kernel  # outer (*batch, m), inner (n,); argument 0 is C, contiguous
     batch: tuple[int, ...] = ()
     # As those of kernels: steps that multiply alike have one product, which many tables have.
-    _hash: int = field(default=0, init=False, repr=False, compare=False)
-
-    def __hash__(self) -> int:
-        found = self._hash
-        if not found:
-            sizes = self.m, self.n, self.k, self.batch
-            found = hash((sizes, self.a, self.b, self.carried, self.epilogue)) or 1
-            object.__setattr__(self, "_hash", found)
-        return found
+    _hash: int = kept_hash()
 
     @property
     def multiply_adds(self) -> int:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
-from spmd.base.record import record
+from spmd.base.record import record, replace
 from spmd.compile.expressions.expression import need_dtype, storage_dtype
 from spmd.compile.expressions.index_map import strides_of
 from spmd.compile.kernel.builder import Builder

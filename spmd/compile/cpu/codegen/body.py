@@ -174,12 +174,13 @@ class Body:
         if step.level != ROW:
             known = list(range(count))
         indices = [self.index[dim] for dim in known]
-        for item in (*step.instrs, *step.stores):
-            if not isinstance(item, Load | Store):
-                continue
-            base = str(item.map.offset) if level == 0 else self.bases[item]
-            strides = [item.map.strides[dim] for dim in known]
-            self.bases[item] = e.extend_index(base, indices, strides) if known else base
+        items = [i for i in (*step.instrs, *step.stores) if isinstance(i, Load | Store)]
+        if level == 0:
+            self.bases |= {item: str(item.map.offset) for item in items}
+        if known:
+            bases = [self.bases[item] for item in items]
+            strides = [[item.map.strides[dim] for dim in known] for item in items]
+            self.bases.update(zip(items, e.extend_indices(bases, indices, strides), strict=True))
         if level > 0:
             dim = count + level - 1
             pitch = e.mul_index(self.row_position, self.pitch(level - 1))

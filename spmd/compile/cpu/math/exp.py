@@ -18,7 +18,7 @@ from spmd.compile.cpu.math.coefficients import (
 )
 from spmd.compile.cpu.math.coefficients_piecewise import TANH_PIECES
 from spmd.compile.cpu.math.floats import Floats
-from spmd.compile.cpu.math.register_tables import has_tables, in_pieces, look_up
+from spmd.compile.cpu.math.register_tables import in_pieces, look_up
 
 
 def reduce_exp(m: Floats, x: str) -> tuple[str, str]:
@@ -64,7 +64,7 @@ def exp(m: Floats, x: str, fine: bool = False) -> str:
     low, high = EXP_RANGE[m.wanted]
     # A result that underflows takes processors a hundred times longer. Zeros are chosen instead: a
     # masked softmax is full of them.
-    if has_tables(m):
+    if m.has_tables:
         remains = m.is_("uge", x, m.const(low))
         x = m.select(m.is_("ogt", x, m.const(high)), m.const(high), x)
         return m.select(remains, _exp_by_table(m, x, fine), m.const(0.0))
@@ -80,7 +80,7 @@ def exp2(m: Floats, x: str) -> str:
     """2**x; exact for whole x."""
     limit = float(m.bias + 2)
     x = m.clamp(x, -limit - m.mantissa, limit)
-    if has_tables(m):
+    if m.has_tables:
         shifted, k = _sixteenths(m, x, 1.0)
         return _power_by_table(m, shifted, k, m.mul(m.sub(x, k), m.const(math.log(2))))
     whole, _ = m.nearest(x, 1.0)
@@ -101,7 +101,7 @@ def expm1(m: Floats, x: str) -> str:
 
 def tanh(m: Floats, x: str) -> str:
     """Hyperbolic tangent: in pieces, or odd up to one half, then 1 - 2 / (e**2x + 1)."""
-    if has_tables(m):
+    if m.has_tables:
         return m.copysign(in_pieces(m, m.abs(x), TANH_PIECES), x)
     one, two = m.const(1.0), m.const(2.0)
     magnitude = m.abs(x)

@@ -32,6 +32,8 @@ class Floats:
         self.bias = 127 if element == "float" else 1023
         self.integer = f"i{self.bits}"
         self.has_fma = emitter.module.target.fma
+        # Whether the machine looks numbers of the element up in tables (`register_tables.py`).
+        self.has_tables = self.bits == 32 and emitter.module.target.vector_bits == 512
         # The integers behind the whole floats that `nearest` made.
         self._integers: dict[str, str] = {}
 
@@ -61,9 +63,9 @@ class Floats:
 
     def poly(self, x: str, coefficients: Sequence[float]) -> str:
         """Evaluate a polynomial by Horner's rule, highest coefficient first."""
-        result = self.const(coefficients[0])
-        for coefficient in coefficients[1:]:
-            result = self.fma(result, x, self.const(coefficient))
+        result, *others = self.emitter.floats(coefficients, self.element)
+        for coefficient in others:
+            result = self.fma(result, x, coefficient)
         return result
 
     def neg(self, x: str) -> str:

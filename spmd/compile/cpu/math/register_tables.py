@@ -19,11 +19,6 @@ LANES = 16
 _PIECES = 32
 
 
-def has_tables(m: Floats) -> bool:
-    """Say whether the machine has the instructions, and the element is theirs."""
-    return m.bits == 32 and m.emitter.module.target.vector_bits == 512
-
-
 def look_up(m: Floats, name: str, table: Sequence[float], places: str) -> str:
     """The numbers of a table of 16, each at the place that the lowest bits of a float name.
 

@@ -31,7 +31,8 @@ SIZES = (
 ).split()
 
 # Strides of an epilogue's argument: along rows, columns and the batch dims.
-ARGUMENT_STRIDES = 5
+_PLACES = ("row", "column", "batch0", "batch1", "batch2")
+ARGUMENT_STRIDES = len(_PLACES)
 
 # Values of `whole_a`, the packing of A: by panels, all panels in one call, or as rows.
 BY_PANELS, ALL_PANELS, AS_ROWS = range(3)
@@ -61,16 +62,6 @@ def product_sizes(f: Function, where: Value, v: Vectors | None = None) -> Words:
     return of
 
 
-def called(f: Function, function: Value, returns: str, *operands: Value) -> Value:
-    """Call the function at an address."""
-    return f.call(f.convert("inttoptr", function, "ptr"), returns, *operands)
-
-
-def pack(f: Function, function: Value, *operands: Value) -> None:
-    """Call a function that packs."""
-    called(f, function, "void", *operands)
-
-
 # ---- operands ----------------------------------------------------------------------------------
 
 # The numbers, the operand, scratch memory, rows or columns, depth; gives where tiles read it.
@@ -83,16 +74,17 @@ def lay_b_text(attributes: str) -> str:
     f = Function(LAY_B, "ptr", _LAY_PARAMS, attributes=attributes)
     of = product_sizes(f, f.params[0])
     _, source, scratch, columns, depth = f.params
-    target, function = f.at(scratch, of["at_b"]), of["pack_b"]
-    with f.if_else(of["whole_b"].differs(0)) as it:
-        strides, extents = (of["tile_b"] * of["nr"], of["b_k"]), (columns, depth)
-        pack(f, function, source, *strides, *extents, target, of["tile_b_k"])
+    at, function, whole = of.read("at_b", "pack_b", "whole_b")
+    target = f.at(scratch, at)
+    with f.if_else(whole.differs(0)) as it:
+        tile, nr, b_k, tile_k = of.read("tile_b", "nr", "b_k", "tile_b_k")
+        f.call(function, "void", source, tile * nr, b_k, columns, depth, target, tile_k)
         it.otherwise()
         with f.range(0, columns, of["nr"]) as j:
-            width = f.smaller(columns - j, of["nr"])
-            origin, place = f.at(source, j * of["b_col"]), f.at(target, j * of["tile_b"])
-            strides = of["b_col"], of["b_k"]
-            pack(f, function, origin, *strides, width, depth, place, of["tile_b_k"])
+            nr, tile, tile_k, *strides = of.read("nr", "tile_b", "tile_b_k", "b_col", "b_k")
+            width = f.smaller(columns - j, nr)
+            origin, place = f.at(source, j * strides[0]), f.at(target, j * tile)
+            f.call(function, "void", origin, *strides, width, depth, place, tile_k)
     f.ret(target)
     return as_control(f.text())
 
@@ -106,15 +98,15 @@ def lay_a_text(attributes: str) -> str:
     target, function = f.at(scratch, of["at_a"]), of["pack_a"]
     with f.if_(of["whole_a"].equals(AS_ROWS)):
         strides = of["a_k"], of["a_row"]
-        pack(f, function, source, *strides, depth, count, target, of["tile_a_row"])
+        f.call(function, "void", source, *strides, depth, count, target, of["tile_a_row"])
     with f.if_(of["whole_a"].equals(ALL_PANELS)):
         strides = of["tile_a"] * of["mr"], of["a_k"]
-        pack(f, function, source, *strides, count, depth, target, of["tile_a_k"])
+        f.call(function, "void", source, *strides, count, depth, target, of["tile_a_k"])
     with f.if_(of["whole_a"].equals(BY_PANELS)), f.range(0, count, of["mr"]) as i:
         height = f.smaller(count - i, of["mr"])
         origin, place = f.at(source, i * of["a_row"]), f.at(target, i * of["tile_a"])
         strides = of["a_row"], of["a_k"]
-        pack(f, function, origin, *strides, height, depth, place, of["tile_a_k"])
+        f.call(function, "void", origin, *strides, height, depth, place, of["tile_a_k"])
     f.ret(target)
     return as_control(f.text())
 
@@ -133,14 +125,16 @@ def tiles_text(v: Vectors, hot: bool) -> str:
     of = product_sizes(f, f.params[0], v)
     _, a, b, c, rows, columns, depth, accumulate = f.params
     with f.range(0, columns, of["nr"]) as j:
-        width = f.smaller(columns - j, of["nr"])
-        tile = f.select(width.equals(of["nr"]), of["tile_whole"], of["tile_last"])
-        b_now, c_now = f.at(b, j * of["tile_b"]), f.at(c, j * of["nbytes"])
+        nr, tile_b, nbytes, *tiles = of.read("nr", "tile_b", "nbytes", "tile_whole", "tile_last")
+        width = f.smaller(columns - j, nr)
+        tile = f.select(width.equals(nr), *tiles)
+        b_now, c_now = f.at(b, j * tile_b), f.at(c, j * nbytes)
         with f.range(0, rows, of["mr"]) as i:
-            height = f.smaller(rows - i, of["mr"])
-            left = f.at(a, i * of["tile_a"]), of["tile_a_row"], of["tile_a_k"]
-            target = f.at(c_now, i * of["c_row"]), of["c_row"], height, width, accumulate
-            called(f, tile, "void", *left, b_now, of["tile_b_k"], depth, *target)
+            mr, tile_a, c_row, b_k = of.read("mr", "tile_a", "c_row", "tile_b_k")
+            height = f.smaller(rows - i, mr)
+            left = f.at(a, i * tile_a), *of.read("tile_a_row", "tile_a_k")
+            target = f.at(c_now, i * c_row), c_row, height, width, accumulate
+            f.call(tile, "void", *left, b_now, b_k, depth, *target)
     return as_control(f.text(), hot)
 
 
@@ -160,10 +154,8 @@ def finish_text(attributes: str) -> str:
     table = f.at(sizes, 8 * len(SIZES))
     with f.range(0, of["arguments"]) as number:
         strides = f.at(table, number * (8 * ARGUMENT_STRIDES))
-        offset = f.value("i64", 0)
-        for i, place in enumerate(places):
-            offset = offset + place * f.load("i64", strides, 8 * i)
+        offset = f.weighted(places, Words(f, strides, _PLACES).read(*_PLACES))
         address = f.at(f.load("ptr", f.at(args, 16), number * 8), offset)
         f.store(address, f.at(arguments, 8), number * 8)
-    called(f, kernel, "void", arguments, f.null(), f.value("i64", 0), rows)
+    f.call(kernel, "void", arguments, f.null(), f.value("i64", 0), rows)
     return as_control(f.text())

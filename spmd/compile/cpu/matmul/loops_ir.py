@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from spmd.compile.cpu.matmul.functions_ir import as_control, called, pack, product_sizes
+from spmd.compile.cpu.matmul.functions_ir import as_control, product_sizes
 from spmd.compile.native.llvm.function_builder import Function, Value, Words
 from spmd.compile.native.llvm.vectors import (
     STORED,
@@ -57,38 +57,37 @@ class _Unit:
     def __init__(self, f: Function, of: Words, unit: Value):
         self.f, self.of = f, of
         args = f.params[0]
-        blocks = unit // of["m_blocks"]
-        self.m_first = (unit - blocks * of["m_blocks"]) * of["mb"]
-        batch = blocks // of["n_blocks"]
-        self.n_first = (blocks - batch * of["n_blocks"]) * of["nb"]
-        self.rows = f.smaller(of["m"] - self.m_first, of["mb"])
-        self.columns = f.smaller(of["n"] - self.n_first, of["nb"])
-        rest = batch // of["batch2"]
-        index0 = rest // of["batch1"]
-        self.index = (index0, rest - index0 * of["batch1"], batch - rest * of["batch2"])
-        self.a = f.at(self._start("a", 0), self.m_first * of["a_row"])
-        self.b = f.at(self._start("b", 1), self.n_first * of["b_col"])
-        self.scratch = f.load("ptr", args, (of["arguments"] + 2) * 8)
-        self.direct = of["epilogue_0"].equals(0)
-        c_first = self.m_first * of["c_row"] + self.n_first * of["nbytes"]
+        m, mb, m_blocks, n, nb, n_blocks = of.read("m", "mb", "m_blocks", "n", "nb", "n_blocks")
+        blocks, m_block = f.divided(unit, m_blocks)
+        batch, n_block = f.divided(blocks, n_blocks)
+        self.m_first, self.n_first = m_block * mb, n_block * nb
+        self.rows = f.smaller(m - self.m_first, mb)
+        self.columns = f.smaller(n - self.n_first, nb)
+        batch1, batch2, a_row, b_col = of.read("batch1", "batch2", "a_row", "b_col")
+        rest, index2 = f.divided(batch, batch2)
+        self.index = (*f.divided(rest, batch1), index2)
+        self.a = f.at(self._start("a", 0), self.m_first * a_row)
+        self.b = f.at(self._start("b", 1), self.n_first * b_col)
+        arguments, epilogue, at_c = of.read("arguments", "epilogue_0", "at_c")
+        self.scratch = f.load("ptr", args, (arguments + 2) * 8)
+        self.direct = epilogue.equals(0)
+        c_first = f.weighted((self.m_first, self.n_first), of.read("c_row", "nbytes"))
         direct = f.at(self._start("c", 2), c_first)
-        self.c = f.select(self.direct, direct, f.at(self.scratch, of["at_c"]))
+        self.c = f.select(self.direct, direct, f.at(self.scratch, at_c))
 
     def _start(self, name: str, number: int) -> Value:
-        of = self.of
-        offset = self.f.value("i64", 0)
-        for i, index in enumerate(self.index):
-            offset = offset + index * of[f"{name}_batch{i}"]
+        strides = self.of.read(*[f"{name}_batch{i}" for i in range(len(self.index))])
+        offset = self.f.weighted(self.index, strides)
         return self.f.at(self.f.load("ptr", self.f.params[0], 8 * number), offset)
 
     def finish(self, first: Value, rows: Value, c: Value) -> None:
         """Run the epilogue on finished rows of the unit's block, if there is one."""
         f, of = self.f, self.of
         with f.if_(self.direct.equals(0)):
-            whole = self.columns.equals(of["nb"])
-            kernel = f.select(whole, of["epilogue_0"], of["epilogue_1"])
+            nb, *kernels, finish = of.read("nb", "epilogue_0", "epilogue_1", "finish")
+            kernel = f.select(self.columns.equals(nb), *kernels)
             places = (self.m_first + first, self.n_first, *self.index)
-            called(f, of["finish"], "void", *f.params[:2], kernel, c, rows, *places)
+            f.call(finish, "void", *f.params[:2], kernel, c, rows, *places)
 
 
 # ---- matrices ----------------------------------------------------------------------------------
@@ -102,17 +101,21 @@ def product_text(v: Vectors, hot: bool) -> str:
     with f.range(f.params[2], f.params[3]) as number:
         unit = _Unit(f, of, number)
         # At least once: a product over nothing is zero.
-        with f.range(0, f.larger(of["k"], 1), of["kc"]) as k_first:
-            depth = f.smaller(of["k"] - k_first, of["kc"])
-            b = _laid(unit, "lay_b", f.at(unit.b, k_first * of["b_k"]), unit.columns, depth)
+        k, kc = of.read("k", "kc")
+        with f.range(0, f.larger(k, 1), kc) as k_first:
+            k, kc, b_k = of.read("k", "kc", "b_k")
+            depth = f.smaller(k - k_first, kc)
+            b = _laid(unit, "lay_b", f.at(unit.b, k_first * b_k), unit.columns, depth)
             with f.range(0, unit.rows, of["mc"]) as i:
-                rows = f.smaller(unit.rows - i, of["mc"])
-                source = f.at(unit.a, i * of["a_row"] + k_first * of["a_k"])
+                mc, *strides = of.read("mc", "a_row", "a_k")
+                rows = f.smaller(unit.rows - i, mc)
+                source = f.at(unit.a, f.weighted((i, k_first), strides))
                 a = _laid(unit, "lay_a", source, rows, depth)
-                c = f.at(unit.c, i * of["c_row"])
+                c_row, tiles, k, kc = of.read("c_row", "tiles", "k", "kc")
+                c = f.at(unit.c, i * c_row)
                 extents = rows, unit.columns, depth, f.convert("zext", k_first > 0, "i64")
-                called(f, of["tiles"], "void", f.params[1], a, b, c, *extents)
-                with f.if_(k_first + of["kc"] >= of["k"]):
+                f.call(tiles, "void", f.params[1], a, b, c, *extents)
+                with f.if_(k_first + kc >= k):
                     unit.finish(i, rows, c)
     return as_control(f.text(), hot)
 
@@ -123,7 +126,7 @@ def _laid(unit: _Unit, name: str, source: Value, count: Value, depth: Value) -> 
     found = f.var("ptr", source)
     with f.if_(function.differs(0)):
         operands = f.params[1], source, unit.scratch, count, depth
-        found.set(called(f, function, "ptr", *operands))
+        found.set(f.call(function, "ptr", *operands))
     return found.get()
 
 
@@ -204,7 +207,7 @@ def _row_of_a(f: Function, v: Vectors, of: Words, unit: _Unit) -> tuple[Value, V
         target = f.at(unit.scratch, of["at_a"])
         strides = of["a_k"], of["a_row"]
         count = unit.rows
-        pack(f, of["pack_a"], a.get(), *strides, of["k"], count, target, of["tile_a_row"])
+        f.call(of["pack_a"], "void", a.get(), *strides, of["k"], count, target, of["tile_a_row"])
         a.set(target)
         a_k.set(of["nbytes"])
     return a.get(), a_k.get()

@@ -154,24 +154,26 @@ def _turn_strip(
     """Transpose four lines."""
     nbytes, target_stride = NBYTES[source], f.params[-1]
     whole, columns = depth - depth % _SIDE, f.var("i64", 0)
-    places = [f.at(target, target_stride * number) for number in range(_SIDE)]
+    places = f.apart(target, target_stride, _SIDE)
     with f.range(0, whole, _SIDE) as counter:
         k, offset = f.opaque(counter), f.opaque(columns.get())
-        rows = [_quad(f, v, source, f.at(line, k * nbytes)) for line in lines]
+        start = k * nbytes
+        rows = [_quad(f, v, source, line, start) for line in lines]
         for column, place in zip(_turned(f, v, rows), places, strict=True):
             f.store(column, place, offset, align=v.nbytes)
         columns.set(offset + target_stride * _SIDE)
     with f.range(whole, depth) as counter:
         k, offset = f.opaque(counter), f.opaque(columns.get())
+        start, place = k * nbytes, f.at(target, offset)
         for number, line in enumerate(lines):
-            element = widen(f, f.load(STORED[source], line, k * nbytes), v.element)
-            f.store(element, f.at(target, offset), number * v.nbytes)
+            element = widen(f, f.load(STORED[source], line, start), v.element)
+            f.store(element, place, number * v.nbytes)
         columns.set(offset + target_stride)
 
 
-def _quad(f: Function, v: Vectors, source: str, address: Value) -> Value:
+def _quad(f: Function, v: Vectors, source: str, row: Value, offset: Value) -> Value:
     """Neighbouring elements of a row, as carried ones."""
-    read = f.load(f"<{_SIDE} x {STORED[source]}>", address, align=NBYTES[source])
+    read = f.load(f"<{_SIDE} x {STORED[source]}>", row, offset, align=NBYTES[source])
     return widen(f, read, f"<{_SIDE} x {v.element}>")
 
 

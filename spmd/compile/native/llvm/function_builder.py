@@ -198,6 +198,10 @@ class Function:
         text = self.value("i64", offset).text
         return self.emit("ptr", f"getelementptr i8, ptr {pointer.text}, i64 {text}")
 
+    def apart(self, pointer: Value, stride: Value, count: int) -> list[Value]:
+        """So many addresses from `pointer` on, each `stride` bytes behind the one before."""
+        return [pointer, *[self.at(pointer, stride * number) for number in range(1, count)]]
+
     def load(self, type: str, pointer: Value, offset: Operand = 0, align: int = 0) -> Value:
         """Read a value; `align` (bytes) where the natural alignment is not certain."""
         suffix = f", align {align}" if align else ""
@@ -266,10 +270,25 @@ class Function:
         right = self.value(left.type, right)
         return self.select(left > right, left, right)
 
+    def divided(self, number: Value, by: Value) -> tuple[Value, Value]:
+        """Divide a number that is not negative: the quotient and what is left."""
+        quotient = number // by
+        return quotient, number - quotient * by
+
+    def weighted(self, numbers: Sequence[Value], factors: Sequence[Value]) -> Value:
+        """The sum of numbers, each times its factor."""
+        products = [number * factor for number, factor in zip(numbers, factors, strict=True)]
+        return functools.reduce(Value.__add__, products)
+
     # ---- calls and control flow --------------------------------------------------------------
 
     def call(self, target: str | Value, returns: str, *operands: Value, type: str = "") -> Value:
-        """Call a function by name or through a pointer; `type` spells a variadic signature."""
+        """Call a function by name, through a pointer, or at an address that is a number.
+
+        `type` spells a variadic signature.
+        """
+        if isinstance(target, Value) and target.type != "ptr":
+            target = self.convert("inttoptr", target, "ptr")
         callee = target.text if isinstance(target, Value) else f"@{target}"
         text = ", ".join(f"{v.type} {v.text}" for v in operands)
         instruction = f"call {type or returns} {callee}({text})"
@@ -397,6 +416,10 @@ class Words(dict[str, Value]):
 
     def __missing__(self, name: str) -> Value:
         return self._function.load("i64", self._where, self._offsets[name])
+
+    def read(self, *names: str) -> list[Value]:
+        """Some of them, read here."""
+        return [self[name] for name in names]
 
 
 class Else:

@@ -157,6 +157,10 @@ class Emitter:
         """Write a float constant in all lanes."""
         return self.splat_literal(element, float_literal(value, element))
 
+    def floats(self, values: Sequence[float], element: str) -> list[str]:
+        """Write float constants, each in all lanes."""
+        return [self.float(value, element) for value in values]
+
     def int(self, value: int, element: str) -> str:
         """Write an integer constant in all lanes (`i1` too)."""
         bits = int(element[1:])
@@ -347,8 +351,13 @@ class Emitter:
             return str(int(x) * factor)
         return x if factor == 1 else self.set(f"mul i64 {x}, {factor}")
 
-    def extend_index(self, base: str, indices: Sequence[str], factors: Sequence[int]) -> str:
-        """Add multiples of i64 scalars to one."""
+    def extend_indices(
+        self, bases: Sequence[str], indices: Sequence[str], factors: Sequence[Sequence[int]]
+    ) -> list[str]:
+        """Add to each i64 scalar the others, each times the factor that it has for this one."""
+        return [self._extended(*each, indices) for each in zip(bases, factors, strict=True)]
+
+    def _extended(self, base: str, factors: Sequence[int], indices: Sequence[str]) -> str:
         for x, factor in zip(indices, factors, strict=True):
             base = self.add_index(base, self.mul_index(x, factor))
         return base

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spmd.compile.native.llvm.compiler import compile_texts
-from spmd.compile.native.llvm.function_builder import Function
+from spmd.compile.native.llvm.function_builder import Function, Words
 
 I64 = ctypes.c_int64
 
@@ -128,6 +128,30 @@ def test_null_and_symbols_are_addresses():
     function = build(f, I64, ctypes.c_void_p)
     assert function(None) == 1
     assert function(16) == 0
+
+
+def test_numbers_that_lie_in_memory_are_read_and_weighted():
+    f = Function("ir_words", "i64", ["ptr", "i64"])
+    p, number = f.params
+    words = Words(f, p, ("a", "b", "c"))
+    b, a = words.read("b", "a")
+    quotient, rest = f.divided(number, b)
+    second, third = f.apart(p, words["c"], 3)[1:]
+    read = [f.load("i64", address) for address in (p, second, third)]
+    f.ret(f.weighted((quotient, rest, f.value("i64", 10**6)), (b, a, read[1] * 10 + read[2])))
+    values = np.array([7, 3, 8])
+    # 8 bytes apart lie all the words.
+    assert build(f, I64, ctypes.c_void_p, I64)(values.ctypes.data, 17) == 5 * 3 + 2 * 7 + 38 * 10**6
+
+
+def test_functions_are_called_at_addresses():
+    double = Function("ir_double", "i64", ["i64"])
+    double.ret(double.params[0] * 2)
+    f = Function("ir_at_address", "i64", ["i64", "ptr"])
+    number, pointer = f.params
+    f.ret(f.call(number, "i64", f.call(pointer, "i64", f.value("i64", 5))))
+    address = compile_texts([double.text()])["ir_double"]
+    assert build(f, I64, I64, ctypes.c_void_p)(address, address) == 20
 
 
 def test_mistakes_are_found_when_they_are_made():
