@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import collections as containers
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from spmd.base.config import config
 from spmd.base.errors import CollectiveError
-from spmd.base.record import field, record
+from spmd.base.record import field, record, replace
 from spmd.base.source import Source
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var, subjaxprs

@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.record import record
+from spmd.base.record import record, replace
 from spmd.collectives.axis import axis_index
 from spmd.collectives.ppermute import ppermute
 from spmd.core.aval import typeof

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from spmd.base import dtypes
+from spmd.base.record import replace
 from spmd.collectives.axis import axis_index
 from spmd.core.aval import typeof
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal

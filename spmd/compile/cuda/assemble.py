@@ -17,10 +17,10 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 from spmd.base.config import config
+from spmd.base.record import replace
 from spmd.compile.cuda import stream_steps_ir
 from spmd.compile.cuda.attention import render_attention
 from spmd.compile.cuda.collectives.exchange import (

@@ -7,8 +7,8 @@ threads, and a register for each of a thread's elements.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
+from spmd.base.record import replace
 from spmd.compile.cuda.rows import REGISTERS, has_scans, plan_rows
 from spmd.compile.kernel.ir import ROW, Kernel, Load, LoadRow, Map, Pass, StoreRow, is_sequential
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
+from spmd.base.record import replace
 from spmd.compile.cuda import tensor_product, windows
 from spmd.compile.cuda.elementwise import render_points, render_tiles, tile_dim
 from spmd.compile.cuda.keep_rows import keep_rows

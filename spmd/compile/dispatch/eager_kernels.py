@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from spmd.base.record import replace
 from spmd.compile.cpu.assemble.assemble import cpu_target
 from spmd.compile.cpu.assemble.generic_kernels_ir import (
     BLOCK,

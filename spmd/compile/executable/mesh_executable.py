@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from spmd.base.config import config
 from spmd.base.device import Device, process_index
 from spmd.base.errors import ShardingError
+from spmd.base.record import replace
 from spmd.base.source import current_source
 from spmd.collectives.async_collectives import overlaps
 from spmd.collectives.order_check import Schedule, agree, axis_text, order_of

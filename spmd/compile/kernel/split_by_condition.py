@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
-from spmd.base.record import field, record
+from spmd.base.record import field, record, replace
 from spmd.compile.kernel.check import affine_range
 from spmd.compile.kernel.dtypes import DTYPES, from_bits, kind
 from spmd.compile.kernel.ir import (

@@ -8,9 +8,8 @@ results are the same bits for any number of threads.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
-from spmd.base.record import record
+from spmd.base.record import record, replace
 from spmd.compile.kernel.check import check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, to_bits
 from spmd.compile.kernel.ir import (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from spmd.base.context import attributed_to
+from spmd.base.record import replace
 from spmd.compile.lower.lowering import Lowering, host, rule
 from spmd.compile.lower.mesh_layout import Topology
 from spmd.compile.lower.steps import Host

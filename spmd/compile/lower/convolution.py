@@ -17,10 +17,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from spmd.base.record import record
+from spmd.base.record import record, replace
 from spmd.compile.expressions.index_map import strides_of
 from spmd.compile.expressions.scalar_ops import storage_dtype
 from spmd.compile.kernel.builder import Builder

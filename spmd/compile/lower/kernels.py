@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from spmd.base import dtypes
+from spmd.base.record import replace
 from spmd.compile.expressions.expression import Expressions, Node, need_dtype, windows_at
 from spmd.compile.expressions.group_kernel import Layout, NodeWriter, Space, group_name
 from spmd.compile.expressions.index_map import ZERO, Affine, dim, linear, strides_of

@@ -14,10 +14,10 @@ which gradients are ready, the last layer's first.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from spmd.base.record import replace
 from spmd.collectives.order_check import is_collective
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr, Eqn, Var, all_eqns, subjaxprs
@@ -134,7 +134,7 @@ def _joined(bucket: list[Eqn]) -> list[Eqn]:
     # Operands that would leave the others at odd addresses come last.
     bucket = sorted(bucket, key=lambda eqn: eqn.invars[0].aval.nbytes % ALIGNMENT != 0)
     first = bucket[0]
-    source = dataclasses.replace(first.source, operand=f"{len(bucket)} arrays joined")
+    source = replace(first.source, operand=f"{len(bucket)} arrays joined")
     eqns: list[Eqn] = []
 
     def write(prim: Any, ins: Any, out: Var, **params: Any) -> Var:

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
-from spmd.base.record import record
+from spmd.base.record import record, replace
 from spmd.compile.lower.steps import (
     Buffer,
     Host,

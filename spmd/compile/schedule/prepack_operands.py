@@ -8,10 +8,9 @@ outermost loop in which B does not change. The backend decides which products wa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
-from spmd.base.record import field, record
+from spmd.base.record import field, record, replace
 from spmd.compile.kernel.matmul import Product
 from spmd.compile.kernel.packing import Packing
 from spmd.compile.lower.steps import (

@@ -14,11 +14,10 @@ and a loop of small steps is one function (`cpu/assemble/compiled_loops.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from spmd.base.record import record
+from spmd.base.record import record, replace
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
 from spmd.compile.lower.steps import (
     Branch,

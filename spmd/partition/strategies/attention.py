@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from spmd.base.record import replace
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.axis import axis_index
 from spmd.collectives.ppermute import ppermute

@@ -9,11 +9,10 @@ block is as short for all its rows, and masked instructions are used instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import TypeAlias
 
-from spmd.base.record import field, record
+from spmd.base.record import field, record, replace
 from spmd.compile.cpu.codegen.conversions import element_of, from_memory, memory_element, to_memory
 from spmd.compile.kernel.dtypes import REAL_OF, itemsize, kind
 from spmd.compile.native.llvm.vector_emitter import Emitter

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
+from spmd.base.record import replace
 from spmd.compile.cpu.codegen import access
 from spmd.compile.cpu.codegen.access import Place, Tail
 from spmd.compile.cpu.codegen.conversions import constant_parts, element_of

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 
-from spmd.base.record import field, record
+from spmd.base.record import field, record, replace
 from spmd.compile.cpu.codegen.kernel import Rendered, render
 from spmd.compile.cpu.matmul.functions_ir import (
     ALL_PANELS,

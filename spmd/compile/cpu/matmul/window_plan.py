@@ -9,11 +9,10 @@ step; dims that would make a table too long are a loop around it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from spmd.base.record import record
+from spmd.base.record import record, replace
 from spmd.compile.cpu.codegen.kernel import Rendered, render
 from spmd.compile.cpu.matmul.window_ir import (
     ADDRESSES,

@@ -8,8 +8,8 @@ launch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from spmd.base.record import replace
 from spmd.compile.lower.steps import (
     Buffer,
     Compiled,
