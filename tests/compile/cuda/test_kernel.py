@@ -103,7 +103,7 @@ def test_a_row_kernel_has_the_golden_text(golden):
 
 def test_a_tiled_product_has_the_golden_text(golden):
     epilogue = store_epilogue((), 100, 60, "f32", "bf16", (60, 1))
-    product = Product(100, 60, 70, Operand("bf16", 70, 1), Operand("bf16", 1, 70), "f32", epilogue)
+    product = Product(100, 60, 70, Operand("f32", 70, 1), Operand("f32", 1, 70), "f32", epilogue)
     (function,) = render_product(product).functions
     golden("cuda/product.cu", function.text)
 

@@ -12,7 +12,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.base.errors import DeletedError, ShapeError
+from spmd.base.errors import DeletedError, DeviceError, ShapeError
 from spmd.sharding import (
     AbstractMesh,
     AxisType,
@@ -106,7 +106,8 @@ def test_other_shapes_dtypes_and_shardings_miss():
     np.testing.assert_array_equal(f(f(X.astype(np.int32))), X + 2)
     mesh = spmd.make_mesh((2, 2), ("a", "b"))
     elsewhere = spmd.device_put(X, NamedSharding(mesh, P(("b", "a"))))
-    np.testing.assert_array_equal(f(elsewhere), X + 1)
+    with pytest.raises(DeviceError, match="nothing is moved silently"):
+        f(elsewhere)
     with pytest.raises(ShapeError):
         f(3.0)
 

@@ -5,7 +5,7 @@
 //   %1 = bf16 convert %0
 //   store a1[60*d0 + d1] <- %1
 extern "C" __global__ void __launch_bounds__(256)
-kernel_a26e04258f75bdf9d229425b372b01ec(const bf16 *a, const bf16 *b, bf16 *a1) {
+kernel_795c31d65b49c8b11b7a9915a52f2d98(const f32 *a, const f32 *b, bf16 *a1) {
   extern __shared__ unsigned char shared[];
   // 32 x 32 of C a block, 2 x 2 sums a thread.
   f32 *left = (f32 *)shared, *right = left + 544;
