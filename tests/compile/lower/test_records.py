@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import spmd.compile.definitions.all  # noqa: F401  (it declares primitives of its own)
 from spmd import lax
 from spmd.base import dtypes
 from spmd.base.config import config
