@@ -158,6 +158,7 @@ def as_numpy(x):
     return value.astype(np.float32) if value.dtype.name == "bfloat16" else value
 
 
+@pytest.mark.xdist_group("jax_samples")
 @pytest.mark.parametrize("name", EXACT)
 def test_samples_are_jax_s(name, jax_samples):
     ours, theirs = EXACT[name](random, random.key(SEED)), jax_samples[name]
@@ -165,6 +166,7 @@ def test_samples_are_jax_s(name, jax_samples):
     np.testing.assert_array_equal(as_numpy(ours), as_numpy(theirs))
 
 
+@pytest.mark.xdist_group("jax_samples")
 @pytest.mark.parametrize("name", CLOSE)
 def test_samples_are_jax_s_to_rounding(name, jax_samples):
     ours, theirs = CLOSE[name](random, random.key(SEED)), jax_samples[name]
