@@ -84,8 +84,9 @@ python_scalar_dtypes[complex] = np.dtype(np.complex128)
 
 
 @functools.lru_cache(maxsize=512)
-def short_name(dtype: np.dtype) -> str:
-    """`f32` for float32, as jaxprs print it."""
+def short_name(dtype: Any) -> str:
+    """`f32` for float32, as jaxprs print it; of a scalar type, too."""
+    dtype = np.dtype(dtype)
     if is_key(dtype):
         return key_name(dtype)
     name = long_name(dtype)

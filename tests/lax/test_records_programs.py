@@ -89,6 +89,7 @@ ELSEWHERE = {
     "check": "is for checkify's rewrite: tests/checkify",
     "fused": "is made by a pass: tests/compile/test_fusion.py",
     "product": "is made by a pass: tests/compile/passes/test_fuse_epilogues.py",
+    "attention_block": "is made by a definition for GPUs: tests/compile/cuda/test_attention.py",
     "custom_lin": "is how linearize writes custom_vjp: tests/core/test_custom_vjp.py",
     "io_callback": "has side effects that are counted: tests/lax/test_callback.py",
     "shard_map": "is for meshes: tests/sharding/test_shard_map.py",
