@@ -32,9 +32,16 @@ class Staged:
 
     Outside of transformations a function is traced once for its operands' types, as by `jit`: the
     jaxpr is kept as long as the function, and is not used if what its code names has been rebound.
+    Each `caller` has jaxprs of its own, as in JAX.
     """
 
-    def __init__(self, f: Callable[..., Any], in_tree: TreeDef, avals: Sequence[ShapedArray]):
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        in_tree: TreeDef,
+        avals: Sequence[ShapedArray],
+        caller: str = "",
+    ):
         self.out_tree: TreeDef | None = None
         self.name = function_name(f)
         # A function of ours around a user's is made anew for each call; the user's is not.
@@ -42,7 +49,7 @@ class Staged:
         kept, key = None, None
         if not busy and type(owner) is FunctionType and not config.check_leaks:
             kept = _kept.setdefault(owner, {})
-            key = role, in_tree, tuple(avals), config.tracing, state.scope
+            key = caller, role, in_tree, tuple(avals), config.tracing, state.scope
             found = kept.get(key)
             if found is not None and found.names == _values_of_names(owner):
                 self.out_tree, self.closed, self.consts = found.out_tree, found.closed, []

@@ -182,7 +182,7 @@ def _bind_switch(
     made: dict[int, Staged] = {}
     for f in functions:
         if id(f) not in made:
-            made[id(f)] = Staged(f, in_tree, avals)
+            made[id(f)] = Staged(f, in_tree, avals, what)
     staged = [made[id(f)] for f in functions]
     values = (*flat_given, *[c for s in staged for c in s.consts])
     as_given = all(index_vma <= typeof(x).vma for x in values)
