@@ -85,11 +85,19 @@ class _Kept:
     names: tuple[_Same, ...]
 
 
-@record(eq=False)
 class _Same:
-    """An object that equals itself only."""
+    """An object that equals itself only.
 
-    x: Any
+    It is not kept alive where that can be: a function that names itself would never be freed.
+    """
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Any):
+        try:
+            self.x = weakref.ref(x)  # one and the same for an object
+        except TypeError:
+            self.x = x
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and self.x is other.x

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import jax
 import numpy as np
@@ -136,3 +137,17 @@ def test_a_function_is_not_kept_alive():
     del f
     gc.collect()
     assert gone() is None
+
+
+def test_a_function_that_names_itself_is_freed():
+    def looped() -> Any:
+        def body(c):
+            assert body
+            return c + 1.0
+
+        lax.while_loop(lambda c: c < 3.0, body, 0.0)
+        return weakref.ref(body)
+
+    found = looped()
+    gc.collect()
+    assert found() is None
