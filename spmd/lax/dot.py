@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from spmd.sharding.array import Array
 
 
-# What users write for `DimensionNumbers`, for annotations.
+# The type of `DimensionNumbers` as users write them, for annotations.
 DotDimensionNumbers: TypeAlias = tuple[
     tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]
 ]

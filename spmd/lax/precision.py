@@ -76,7 +76,7 @@ class DotAlgorithm(NamedTuple):
     allow_imprecise_accumulation: bool = False
 
 
-# What products take as `precision`, for annotations.
+# The type of a product's `precision`, for annotations.
 PrecisionLike: TypeAlias = (
     str
     | Precision

@@ -7,7 +7,7 @@ that takes the place of the last one, and multiplies. `tensor.cuh` has the funct
 
 A slab lies as its operand does in global memory: `ldmatrix` transposes on the way to the registers.
 A copy is as wide as strides and addresses allow, 16 bytes at best; an operand that allows not even
-4 is copied element by element, in the same order of steps. What lies outside of the operands is
+4 is copied element by element, in the same order of steps. Elements outside of the operands are
 zero.
 
 C is not in global memory. The sums of a block go through its shared memory, where the slabs were,

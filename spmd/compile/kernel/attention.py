@@ -15,8 +15,8 @@ from spmd.compile.kernel.check import KernelError
 from spmd.compile.kernel.dtypes import kind
 
 FORWARD, QUERY_GRAD, KEY_GRAD = "forward", "query_grad", "key_grad"
-# What each part reads and writes, before and behind the extras. `delta` is the sum of result times
-# cotangent of each query, `ct` the result's cotangent.
+# The arrays that each part reads and writes, before and behind the extras. `delta` is the sum of
+# result times cotangent of each query, `ct` the result's cotangent.
 READS = {
     FORWARD: ("q", "k", "v"),
     QUERY_GRAD: ("q", "k", "v", "top", "rest", "delta", "ct"),

@@ -25,7 +25,7 @@ from spmd.lax.keys.consumption import reused
 from spmd.lax.keys.markers import check_consumed
 from spmd.lax.keys.uses import Forward, KeyReuseSignature, Mask, Sink, Source, fit, simple
 
-# What an equation does, and which of its results are a sampler's own matter.
+# The signature of an equation, and a flag of each result: whether it is a sampler's own matter.
 Found = tuple[KeyReuseSignature, list[bool]]
 
 _NONE = KeyReuseSignature()
