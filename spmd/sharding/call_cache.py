@@ -7,12 +7,14 @@ looking at names, trees or meshes. A mismatch returns `MISS`.
 
 from __future__ import annotations
 
+import gc
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from spmd.base.background import Worker
+from spmd.base.background import Worker, is_ending
 from spmd.base.config import config
 from spmd.base.context import busy, state
 from spmd.base.record import record
@@ -55,6 +57,11 @@ class _Hook:
 hook = _Hook()
 _all: weakref.WeakSet[FastCalls] = weakref.WeakSet()
 _worker = Worker("spmd-closures")
+_is_wanted = threading.Event()  # a call waits for the preparation
+# The preparation begins when no program was made in so many looks, or after the most.
+LOOK_SECONDS = 0.002
+QUIET_LOOKS = 25
+MOST_LOOKS = 500
 
 
 def no_match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -81,8 +88,9 @@ class FastCalls:
         if calls == 1:
             preparation = hook.preparation()
             if preparation is not None:
-                _worker.submit(preparation)
+                _worker.submit(partial(_at_rest, preparation, gc.isenabled()))
         elif calls == 2:
+            _is_wanted.set()
             _worker.flush()
             made = make()
             if made is not None:
@@ -124,6 +132,19 @@ class FastCalls:
             if out is not MISS:
                 return out
         return MISS
+
+
+def _at_rest(preparation: Callable[[], object], pauses: bool) -> None:
+    """Prepare between programs: two threads that need Python's lock delay each other.
+
+    The collector `pauses` while a program is made, unless the user has stopped it anyway.
+    """
+    quiet = 0 if pauses else QUIET_LOOKS
+    for _ in range(MOST_LOOKS):
+        if quiet >= QUIET_LOOKS or is_ending() or _is_wanted.wait(LOOK_SECONDS):
+            break
+        quiet = quiet + 1 if gc.isenabled() else 0
+    preparation()
 
 
 def is_evaluated() -> bool:

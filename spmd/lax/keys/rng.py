@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -223,11 +224,14 @@ def rng_uniform(a: Any, b: Any, shape: Sequence[int]) -> Array:
 
     def draw(start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         if dtypes.is_integer(dtype):
-            return np.asarray(_stateful.integers(int(start), int(stop), whole), dtype)
-        found = np.asarray(_stateful.uniform(float(start), float(stop), whole), dtype)
+            return np.asarray(_stateful().integers(int(start), int(stop), whole), dtype)
+        found = np.asarray(_stateful().uniform(float(start), float(stop), whole), dtype)
         return np.where(found < stop, found, start)
 
     return io_callback(draw, ShapeDtypeStruct(whole, dtype), a, b)
 
 
-_stateful = np.random.default_rng(0)
+@cache
+def _stateful() -> np.random.Generator:
+    """What `rng_uniform` draws from; NumPy's module takes 12 ms to import, so not before."""
+    return np.random.default_rng(0)
