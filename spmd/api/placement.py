@@ -27,7 +27,15 @@ from spmd.core.explicit import hooks
 from spmd.core.jvp import JVPTracer
 from spmd.core.trace import Tracer, to_numpy
 from spmd.core.vmap import BatchTracer
-from spmd.sharding.array import Array, alias, filled_up, from_numpy, from_shards, shard_value
+from spmd.sharding.array import (
+    Array,
+    alias,
+    filled_up,
+    from_memory,
+    from_numpy,
+    from_shards,
+    shard_value,
+)
 from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.constraint import as_sharding, constrain, sharding_constraint_p
 from spmd.sharding.explicit_layouts import to_auto_p
@@ -115,8 +123,12 @@ def _put(name: str, x: Any, place: Any) -> Any:
     if isinstance(place, Device):
         if isinstance(x, Array) and x.shards is None and x.committed and x.device is place:
             return x
-        if place.platform == "cuda" and isinstance(x, Array) and not x.ptr and x.shards is None:
-            return cuda_backend.moved(x, place)
+        if place.platform == "cuda" and isinstance(x, Array) and not x.ptr:
+            if x.shards is None:
+                return cuda_backend.moved(x, place)
+            moved = redistribute.between_gpus(x, SingleDeviceSharding(place))
+            if moved is not None:
+                return moved
         return from_numpy(to_numpy(x), typeof(x), place)
     if isinstance(place, Sharding):
         if isinstance(x, Array) and x.sharding == place and x.committed:
@@ -155,12 +167,14 @@ def _guard(name: str, x: Any, place: Any) -> None:
 
 
 def _moved(x: Any, place: Sharding) -> Array | None:
-    """An array laid out otherwise over the same devices; None where it must be whole.
+    """An array laid out otherwise over the same devices, or GPUs; None where it must be whole.
 
     A program moves it, so that it may lie over processes: one of its mesh, or one exchange.
     """
-    if type(x) is not Array or x.shards is None or not is_evaluated():
+    if type(x) is not Array or not is_evaluated():
         return None
+    if x.shards is None:
+        return redistribute.between_gpus(x, place) if x.device.platform == "cuda" else None
     now, spec = x.sharding, None
     if isinstance(now, NamedSharding) and isinstance(place, NamedSharding):
         same = now.mesh.flat_devices() == place.mesh.flat_devices()
@@ -216,14 +230,21 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
         )
 
     def one(*rows: Any) -> Array:
-        shards = [
-            from_numpy(np.asarray(to_numpy(r))[None], device=d)
-            for r, d in zip(rows, devices, strict=True)
-        ]
+        shards = [_as_row(r, d) for r, d in zip(rows, devices, strict=True)]
         aval = shards[0].aval.update(shape=(len(rows), *shards[0].shape[1:]))
         return from_shards(aval, PmapSharding(devices), shards)
 
     return tree_map(one, *shards)
+
+
+def _as_row(x: Any, device: Device) -> Array:
+    """A value on a device, behind a dim of size 1; one of a GPU is copied from there."""
+    if type(x) is Array and device.platform == "cuda" and not x.ptr:
+        row = _put("shards", x, device)
+        return from_memory(
+            row.ptr, row.owner, row.aval.update(shape=(1, *row.shape)), row._sharding
+        )
+    return from_numpy(np.asarray(to_numpy(x))[None], device=device)
 
 
 def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:

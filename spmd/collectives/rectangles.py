@@ -140,9 +140,11 @@ def most_lacking(have: Sequence[Rectangle], want: Sequence[Rectangle]) -> int:
 
 
 def copies_between(
-    have: Sequence[Rectangle], want: Sequence[Rectangle], places: Sequence[Any] = ()
+    have: Sequence[Rectangle | None],
+    want: Sequence[Rectangle | None],
+    places: Sequence[Any] = (),
 ) -> Copies:
-    """The copies by which devices that hold `have` get `want`.
+    """The copies by which devices that hold `have` get `want`; None where one is no part of it.
 
     Different rectangles of `have` do not overlap. Elements that several devices hold come from one
     in the same of the `places` (processes), if there is one, and else from the one that sends the
@@ -151,11 +153,14 @@ def copies_between(
     places = places or [0] * len(have)
     holders: dict[Rectangle, list[int]] = {}
     for position, rectangle in enumerate(have):
-        holders.setdefault(rectangle, []).append(position)
+        if rectangle is not None:
+            holders.setdefault(rectangle, []).append(position)
     by_dim = [sorted(set(intervals)) for intervals in zip(*holders, strict=True)]
     sent = [0] * len(have)
     found = []
     for target, wanted in enumerate(want):
+        if wanted is None:
+            continue
         for rectangle, those in _sources(holders, by_dim, have[target], wanted):
             size = elements(rectangle)
             source = target
@@ -165,18 +170,20 @@ def copies_between(
                     key=lambda k: (places[k] != places[target], sent[k], abs(k - target), k),
                 )
                 sent[source] += size
-            found.append(_copy(source, target, rectangle, have[source], wanted))
+            at = have[source]
+            assert at is not None
+            found.append(_copy(source, target, rectangle, at, wanted))
     return Copies(tuple(found))
 
 
 def _sources(
     holders: Mapping[Rectangle, list[int]],
     by_dim: Sequence[Sequence[Interval]],
-    own: Rectangle,
+    own: Rectangle | None,
     wanted: Rectangle,
 ) -> Iterator[tuple[Rectangle, list[int]]]:
     """The pieces of a wanted rectangle, with those that hold them; first the device's own."""
-    if common(own, wanted) == wanted:
+    if own is not None and common(own, wanted) == wanted:
         yield wanted, holders[own]
         return
     meeting = [

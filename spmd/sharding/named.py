@@ -21,7 +21,7 @@ from spmd.base.device import (
 from spmd.base.errors import ArgumentError, FrozenError, ShapeError, ShardingError
 from spmd.base.record import record
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes
-from spmd.sharding.spec import PartitionSpec, Unconstrained
+from spmd.sharding.spec import PartitionSpec, Unconstrained, check_platforms
 
 if TYPE_CHECKING:
     from spmd.core.aval import ShapedArray
@@ -634,6 +634,7 @@ class PmapSharding(Sharding):
 
     def __init__(self, devices: Sequence[Device], sharded_dim: int | None = 0):
         self.devices = tuple(devices)
+        check_platforms("PmapSharding", self.devices)
         self.sharded_dim = sharded_dim
 
     def devices_indices_map(self, global_shape: Sequence[int]) -> dict[Device, Index]:

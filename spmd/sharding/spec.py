@@ -7,7 +7,7 @@ import enum
 import math
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -211,6 +211,20 @@ def _axis_set(name: str, axes: Any) -> frozenset[Any]:
 # ---- meshes ------------------------------------------------------------------------------------
 
 
+def check_platforms(what: str, devices: Iterable[Any]) -> None:
+    """Raise a ShardingError if devices are of several platforms: no program runs on both."""
+    first: dict[str, Any] = {}
+    for device in devices:
+        first.setdefault(getattr(device, "platform", ""), device)
+    if len(first) > 1:
+        one, other = list(first.values())[:2]
+        raise ShardingError(
+            f"{what}: {one} and {other} are of two platforms, and a program runs on the devices of "
+            f"one; give those of spmd.devices({one.platform!r}) or of "
+            f"spmd.devices({other.platform!r}) only"
+        )
+
+
 class Mesh(NamedAxes, contextlib.ContextDecorator):
     """An n-dimensional grid of devices whose dims, the axes, have names.
 
@@ -220,8 +234,9 @@ class Mesh(NamedAxes, contextlib.ContextDecorator):
     each `shard_map` inside that names none, as the decorator `@mesh` does for a function's calls.
     A mesh cannot be changed, and meshes that are made alike are one object.
 
-    Raises `ShardingError` if the numbers of dims, names and types differ or a name occurs twice or
-    is None, and `ArgumentError` if `axis_types` holds something else.
+    Raises `ShardingError` if the numbers of dims, names and types differ, a name occurs twice or is
+    None, or the devices are of two platforms, and `ArgumentError` if `axis_types` holds something
+    else.
 
     >>> mesh = spmd.Mesh(np.array(spmd.devices()).reshape(2, 2), ("x", "y"))
     >>> mesh.shape["x"]
@@ -253,6 +268,7 @@ class Mesh(NamedAxes, contextlib.ContextDecorator):
         key = names, grid.shape, tuple(grid.flat), types
         made = _meshes.get(key)
         if made is None:
+            check_platforms("Mesh", grid.flat)
             grid.flags.writeable = False
             made = object.__new__(cls)
             fields = {"devices": grid, "axis_names": names, "axis_types": types, "_hash": hash(key)}

@@ -295,6 +295,23 @@ class CupyDriver:
         with cupy.cuda.Device(device):
             self._checked(runtime.memcpyAsync, target, source, nbytes, _ANY_DIRECTION, handle)
 
+    def copy_rows(
+        self,
+        device: int,
+        target: int,
+        target_step: int,
+        source: int,
+        source_step: int,
+        nbytes: int,
+        rows: int,
+        stream: int | None = None,
+    ) -> None:
+        """Put a copy of rows whose starts are steps apart into a stream of the device."""
+        handle = self._gpu(device).stream.ptr if stream is None else stream
+        given = target, target_step, source, source_step, nbytes, rows, _ANY_DIRECTION, handle
+        with cupy.cuda.Device(device):
+            self._checked(runtime.memcpy2DAsync, *given)
+
     def clear(self, device: int, address: int, nbytes: int, stream: int | None = None) -> None:
         """Put into a stream of the device that memory becomes zeros."""
         handle = self._gpu(device).stream.ptr if stream is None else stream

@@ -194,6 +194,20 @@ class Driver(Protocol):
         """Put a copy into a stream of the device, between any memories."""
         ...
 
+    def copy_rows(
+        self,
+        device: int,
+        target: int,
+        target_step: int,
+        source: int,
+        source_step: int,
+        nbytes: int,
+        rows: int,
+        stream: int | None = None,
+    ) -> None:
+        """Put a copy of rows of `nbytes` each into a stream, whose starts are steps apart."""
+        ...
+
     def clear(self, device: int, address: int, nbytes: int, stream: int | None = None) -> None:
         """Put into a stream of the device that memory becomes zeros."""
         ...

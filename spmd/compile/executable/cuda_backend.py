@@ -95,7 +95,7 @@ class CudaMemory(DeviceMemory):
         self.precede(device, stream)
         gpu.copy(device, fetched.address, self.address, self.nbytes, stream)
         self.fetched = fetched
-        _read.append((gpu.mark(device, stream), self))
+        keep_while_read(self, device, stream)
 
     def defer(self, check: Callable[[], None]) -> None:
         cuda_reports.defer(self.driver, self.device, check)
@@ -272,7 +272,7 @@ def uploaded(value: np.ndarray, number: int) -> CudaMemory:
         ctypes.memmove(pinned, pointer(value), nbytes)
         gpu.copy(number, memory.address, pinned, nbytes, stream)
         gpu.free_pinned(number, pinned, stream)
-    _arrived(memory)
+    arrived(memory)
     if nbytes > MOST_PINNED:
         memory.wait()
     return memory
@@ -286,12 +286,17 @@ def _copy_of(source: CudaMemory, number: int) -> CudaMemory:
     if source.nbytes:
         source.precede(number, stream)
         gpu.copy(number, memory.address, source.address, source.nbytes, stream)
-        _read.append((gpu.mark(number, stream), source))
-    _arrived(memory)
+        keep_while_read(source, number, stream)
+    arrived(memory)
     return memory
 
 
-def _arrived(memory: CudaMemory) -> None:
+def keep_while_read(memory: CudaMemory, device: int, stream: int) -> None:
+    """Keep memory, as it is, until the work that is in a stream of a device now has ended."""
+    _read.append((memory.driver.mark(device, stream), memory))
+
+
+def arrived(memory: CudaMemory) -> None:
     """Let what comes into the stream for programs wait for the copies to memory."""
     gpu, device = memory.driver, memory.device
     memory.ready = cuda_moments.uploaded(gpu, device).note()

@@ -50,6 +50,8 @@ RUNTIME = (
     "graphLaunch(intptr_t graphExec, intptr_t stream)",
     "graphExecDestroy(intptr_t graphExec)",
     "memcpyAsync(intptr_t dst, intptr_t src, size_t size, int kind, intptr_t stream)",
+    "memcpy2DAsync(intptr_t dst, size_t dpitch, intptr_t src, size_t spitch, size_t width, "
+    "size_t height, MemoryKind kind, intptr_t stream)",
     "memsetAsync(intptr_t ptr, int value, size_t size, intptr_t stream)",
 )
 DRIVER = (
@@ -258,6 +260,21 @@ class Standin:
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
         assert kind == 4
         _as_cupy(self.gpu.copy, self.device(), dst, src, size, stream)
+
+    def memcpy2DAsync(
+        self,
+        dst: int,
+        dpitch: int,
+        src: int,
+        spitch: int,
+        width: int,
+        height: int,
+        kind: int,
+        stream: int,
+    ) -> None:
+        assert kind == 4
+        given = dst, dpitch, src, spitch, width, height, stream
+        _as_cupy(self.gpu.copy_rows, self.device(), *given)
 
     def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
         assert value == 0

@@ -16,6 +16,7 @@ from spmd.base.errors import CollectiveError, CudaError
 from spmd.compile.cuda.driver import makers
 from spmd.compile.cuda.emulator.driver import EmulatorDriver
 from spmd.compile.cuda.emulator.streams import Streams
+from spmd.compile.executable import cuda_backend
 from tests.compile.cuda.test_calls import WARM, asked
 
 pytestmark = pytest.mark.usefixtures("gpus")
@@ -141,13 +142,15 @@ def reads(name: str) -> Callable[[], object]:
 def moves(name: str) -> Callable[[], object]:
     """Arrays that move from the host to a GPU, and from there to another, and are freed there."""
     step = spmd.jit(lambda x: snp.tanh(x) * 2)
-    one, two = spmd.devices()[:2]
+    one, two, *others = spmd.devices()
+    columns = spmd.NamedSharding(spmd.Mesh(np.array(others), ("i",)), spmd.P(None, "i"))
 
     def calls() -> object:
         outs = []
         for k in range(3):
             x = step(spmd.device_put(X * k, one))
-            outs.append(step(spmd.device_put(x, two)))
+            y = step(spmd.device_put(x, two))
+            outs += [step(spmd.device_put(y, columns)), y] if k == 1 else [y]
             del x
         return [np.asarray(out) for out in outs]
 
@@ -173,6 +176,8 @@ def run(name: str, seed: int, missing: int | None = None) -> int:
     kind = f"without an event {next(_drivers)}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(makers, kind, lambda: gpu)
+        # A look that finds a copy done would do instead of a wait for it.
+        patch.setattr(cuda_backend, "_let_go", lambda: None)
         with config.override("cuda_driver", kind):
             calls = (exchanges if name in PROGRAMS else OTHERS[name])(name)
             patch.setattr(Streams, "wait_for", counted)

@@ -368,6 +368,26 @@ class EmulatorDriver:
         with self._lock:
             self._put_copy(self._stream_number(device, stream), target, source, nbytes)
 
+    def copy_rows(
+        self,
+        device: int,
+        target: int,
+        target_step: int,
+        source: int,
+        source_step: int,
+        nbytes: int,
+        rows: int,
+        stream: int | None = None,
+    ) -> None:
+        """Put a copy of rows whose starts are steps apart into the device's stream, or another."""
+        if nbytes > min(target_step, source_step):
+            raise CudaError(
+                f"copy_rows: rows of {nbytes} bytes, {target_step} and {source_step} apart"
+            )
+        with self._lock:
+            number = self._stream_number(device, stream)
+            self._put_copy(number, target, source, nbytes, rows, target_step, source_step)
+
     def upload(
         self, device: int, target: int, source: int, nbytes: int, before: int, after: int
     ) -> None:
@@ -593,17 +613,30 @@ class EmulatorDriver:
         assert work is not None
         self._gpus[device].races.touch(work, name, address, nbytes, how)
 
-    def _put_copy(self, number: int, target: int, source: int, nbytes: int) -> None:
-        self._memory(target, nbytes, "copy to")
-        self._memory(source, nbytes, "copy from")
+    def _put_copy(
+        self,
+        number: int,
+        target: int,
+        source: int,
+        nbytes: int,
+        rows: int = 1,
+        target_step: int = 0,
+        source_step: int = 0,
+    ) -> None:
+        ends = [(rows - 1) * step + nbytes if rows else 0 for step in (target_step, source_step)]
+        self._memory(target, ends[0], "copy to")
+        self._memory(source, ends[1], "copy from")
 
         def move() -> None:
-            into = self._memory(target, nbytes, "copy to")
-            ctypes.memmove(into, self._memory(source, nbytes, "copy from"), nbytes)
-            for address, how in (source, READ), (target, WRITTEN):
-                owner = device_of(address)
-                if owner is not None:
-                    self._touch(owner, "a copy", address, nbytes, how)
+            into = self._memory(target, ends[0], "copy to")
+            out_of = self._memory(source, ends[1], "copy from")
+            for row in range(rows):
+                ctypes.memmove(into + row * target_step, out_of + row * source_step, nbytes)
+                places = (source + row * source_step, READ), (target + row * target_step, WRITTEN)
+                for address, how in places:
+                    owner = device_of(address)
+                    if owner is not None:
+                        self._touch(owner, "a copy", address, nbytes, how)
 
         self._streams.put(number, move)
 
