@@ -233,5 +233,5 @@ def rng_uniform(a: Any, b: Any, shape: Sequence[int]) -> Array:
 
 @cache
 def _stateful() -> np.random.Generator:
-    """What `rng_uniform` draws from; NumPy's module takes 12 ms to import, so not before."""
+    """The generator of `rng_uniform`; NumPy's module takes 12 ms to import, so not before."""
     return np.random.default_rng(0)
