@@ -7,7 +7,6 @@ gets one file a rank, and at the end `trace.json` for Perfetto (https://ui.perfe
 
 from __future__ import annotations
 
-import functools
 import typing as _typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from spmd.base.lazy_import import Deferred
 from spmd.base.lazy_import import without as _without
 from spmd.base.record import field, record
 from spmd.base.source import current_source
+from spmd.base.util import wraps
 from spmd.transport import trace_export
 from spmd.transport import world as bootstrap
 from spmd.transport.flight_recorder import FLIGHT, source_text
@@ -142,7 +142,7 @@ class TraceAnnotation:
             FLIGHT.completed(place)
 
     def __call__(self, fun: F) -> F:
-        @functools.wraps(fun)
+        @wraps(fun)
         def annotated(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return fun(*args, **kwargs)

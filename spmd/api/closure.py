@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,7 +10,7 @@ from spmd.base.dtypes import is_inexact
 from spmd.base.errors import GradError, PytreeError
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, register_pytree_node_class, tree_flatten, tree_unflatten
-from spmd.base.util import api_boundary, function_name
+from spmd.base.util import api_boundary, function_name, wraps
 from spmd.core.argument_names import check_arrays, debug_info, leaf_names
 from spmd.core.aval import typeof
 from spmd.core.custom_vjp import custom_vjp
@@ -52,7 +51,7 @@ def closure_convert(
     moves = [isinstance(c, Tracer) and is_inexact(typeof(c).dtype) for c in closed.consts]
     hoisted = [c for c, m in zip(closed.consts, moves, strict=True) if m]
 
-    @functools.wraps(fun)
+    @wraps(fun)
     def converted(*args: Any) -> Any:
         count = len(args) - len(hoisted)
         leaves, tree = tree_flatten((args[:count], {}))
@@ -120,7 +119,7 @@ def custom_gradient(fun: Callable[P, tuple[R, Any]]) -> Callable[P, R]:
         return found
 
     @api_boundary
-    @functools.wraps(fun)
+    @wraps(fun)
     def value(*args: Any) -> Any:
         return pair(*args)[0]
 

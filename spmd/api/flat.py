@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from spmd.base.tree import (
     tree_flatten,
     tree_unflatten,
 )
-from spmd.base.util import function_name, handles
+from spmd.base.util import function_name, handles, wraps
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.ir import ClosedJaxpr, Jaxpr
 from spmd.core.primitive import Zero
@@ -195,7 +194,7 @@ def normal_argnums(f: Any, argnums: int | tuple[int, ...], count: int) -> tuple[
 def partial_of(f: Callable[..., Any], argnums: tuple[int, ...], args: Sequence[Any], kwargs: Any):
     """`f` as a function of the arguments in `argnums` only."""
 
-    @functools.wraps(f)
+    @wraps(f)
     def rest(*some: Any) -> Any:
         full = list(args)
         for k, x in zip(argnums, some, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -30,7 +29,7 @@ from spmd.base.tree import (
     tree_map,
     tree_unflatten,
 )
-from spmd.base.util import api_boundary, function_name
+from spmd.base.util import api_boundary, function_name, wraps
 from spmd.compile.dispatch.jit import JitFunction
 from spmd.compile.dispatch.stages import describe
 from spmd.core.argument_names import (
@@ -96,7 +95,7 @@ def jaxpr_maker(
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
     @api_boundary
-    @functools.wraps(fun)
+    @wraps(fun)
     def jaxpr_of(*args: Any, **kwargs: Any) -> Any:
         fixed = {k % len(args) for k in static}
         dynamic = tuple(k for k in range(len(args)) if k not in fixed)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from spmd.base.context import state
 from spmd.base.errors import ArgumentError
-from spmd.base.util import function_name
+from spmd.base.util import function_name, wraps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,4 +48,11 @@ def named_call(fun: Callable[P, R], *, name: str | None = None) -> Callable[P, R
     >>> spmd.make_jaxpr(layer)(1.0).eqns[0].source.scope
     'layer'
     """
-    return functools.wraps(fun)(named_scope(name or function_name(fun))(fun))
+    scope = name or function_name(fun)
+
+    @wraps(fun)
+    def named(*args: P.args, **kwargs: P.kwargs) -> R:
+        with named_scope(scope):
+            return fun(*args, **kwargs)
+
+    return named

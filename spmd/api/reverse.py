@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
@@ -33,7 +32,7 @@ from spmd.base.tree import (
     tree_structure,
     tree_unflatten,
 )
-from spmd.base.util import api_boundary, described, function_name
+from spmd.base.util import api_boundary, described, function_name, wraps
 from spmd.core.argument_names import (
     check_arrays,
     leaf_names,
@@ -172,7 +171,7 @@ def fwd_and_bwd(
         found = pullback(ct)
         return found[0] if isinstance(argnums, int) else found
 
-    functools.update_wrapper(fwd, fun)
+    wraps(fun)(fwd)
     return (jit(fwd), jit(bwd)) if jitted else (fwd, bwd)
 
 

@@ -126,12 +126,47 @@ class WeakCache:
         self._strong.clear()
 
 
+def take_names(wrapper: Any, wrapped: Any) -> None:
+    """Give a wrapper the name, docstring and annotations of a user's callable.
+
+    The callable may be any object, and what it answers need not be what functions have: then the
+    wrapper keeps its own.
+
+    >>> def wrapper(): ...
+    >>> class Model:
+    ...     __name__ = 3
+    >>> take_names(wrapper, Model())
+    >>> wrapper.__name__
+    'wrapper'
+    """
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        value = getattr(wrapped, name, None)
+        if isinstance(value, str) or (value is not None and "name" not in name):
+            try:
+                setattr(wrapper, name, value)
+            except TypeError:
+                continue
+    wrapper.__wrapped__ = wrapped
+
+
+def wraps(fun: Any) -> Callable[[Fn], Fn]:
+    """`functools.wraps` for a callable of the user's, which may be any object (`take_names`)."""
+
+    def decorate(wrapper: Fn) -> Fn:
+        take_names(wrapper, fun)
+        wrapper.__dict__.update(getattr(fun, "__dict__", {}))
+        cast(Any, wrapper).__wrapped__ = fun
+        return wrapper
+
+    return decorate
+
+
 def present_as(wrapper: Any, wrapped: Any) -> None:
     """Give an object that wraps a function its name, docstring and attributes.
 
     Attributes that would hide the wrapper's own methods stay behind: a ufunc's `_call` is not ours.
     """
-    functools.update_wrapper(wrapper, wrapped, updated=())
+    take_names(wrapper, wrapped)
     own = type(wrapper)
     for name, value in getattr(wrapped, "__dict__", {}).items():
         if not hasattr(own, name):
@@ -219,7 +254,7 @@ def described(
     of_fun = getattr(inspect.unwrap(fun), "__doc__", None)
 
     def with_names(wrapper: Callable[..., Any]) -> Callable[..., Any]:
-        functools.update_wrapper(wrapper, fun)
+        wraps(fun)(wrapper)
         wrapper.__doc__ = f"{doc}\n\nOriginal documentation:\n\n{of_fun}" if of_fun else doc
         return wrapper
 
@@ -229,7 +264,7 @@ def described(
 def function_name(f: Any) -> str:
     """A readable name for any callable, for error messages and jaxprs."""
     name = getattr(f, "__name__", None)
-    if name is None:
+    if not isinstance(name, str):  # a library's object may answer with its own "no name"
         inner = getattr(f, "func", None)
         name = function_name(inner) if inner is not None else type(f).__name__
     return name

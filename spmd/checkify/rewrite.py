@@ -6,7 +6,6 @@ message names. Calls, branches and loops carry it through their bodies.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from spmd.base.context import state
 from spmd.base.errors import ArgumentError
 from spmd.base.source import UNKNOWN
 from spmd.base.tree import tree_flatten
-from spmd.base.util import api_boundary, function_name, split_list
+from spmd.base.util import api_boundary, function_name, split_list, wraps
 from spmd.checkify.automatic import automatic
 from spmd.checkify.errors import Error, Site
 from spmd.collectives import axis_index, pmin, psum
@@ -65,7 +64,7 @@ def checkify(f: Callable[..., Any], errors: Kinds = user_checks) -> Callable[...
     kinds = frozenset(errors)
 
     @api_boundary
-    @functools.wraps(f)
+    @wraps(f)
     def checked(*args: Any, **kwargs: Any) -> tuple[Error, Any]:
         flat, in_tree = tree_flatten((args, kwargs))
         what = f"checkify({function_name(f)})"

@@ -16,7 +16,7 @@ from spmd.base.context import state
 from spmd.base.errors import ArgumentError, RefusedError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_map, tree_unflatten
-from spmd.base.util import api_boundary, function_name, split_list
+from spmd.base.util import api_boundary, function_name, split_list, wraps
 from spmd.core.argument_names import check_arrays, function_source
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import (
@@ -236,7 +236,7 @@ def checkpoint(
     name = function_name(fun)
 
     @api_boundary
-    @functools.wraps(fun)
+    @wraps(fun)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         outside = [i for i in static if not -len(args) <= i < len(args)]
         if outside and not names:

@@ -28,7 +28,7 @@ from spmd.base.errors import (
 from spmd.base.record import record
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten, tree_leaves, tree_unflatten
-from spmd.base.util import api_boundary, function_name
+from spmd.base.util import api_boundary, function_name, wraps
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.axis import manual_axes, replace_axes
 from spmd.core.primitive import Primitive, Refused
@@ -470,7 +470,7 @@ def _called_back(ordered: bool, partitioned: bool) -> Callable[..., Any]:
     """The decorator of functions that are called back where they are called."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
-        @functools.wraps(function)
+        @wraps(function)
         def call(*args: Any, **kwargs: Any) -> None:
             bound = functools.partial(
                 debug_callback, function, ordered=ordered, partitioned=partitioned

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from spmd.api.vectorize import vmap
 from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.util import wraps
 from spmd.core.aval import typeof
 from spmd.numpy.creation import asarray
 from spmd.numpy.manipulation import expand_dims
@@ -37,7 +37,7 @@ def vectorize(
     Array([21, 43], dtype=int32)
     """
 
-    @functools.wraps(pyfunc)
+    @wraps(pyfunc)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         fixed = {k: v for k, v in enumerate(args) if k in excluded}
         mapped = [plain(v) for k, v in enumerate(args) if k not in excluded]

@@ -19,7 +19,7 @@ from spmd.base.tree import (
     tree_map,
     tree_unflatten,
 )
-from spmd.base.util import function_name
+from spmd.base.util import function_name, wraps
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.call import jit_p, jit_params
@@ -218,7 +218,7 @@ def auto_axes(
         return functools.partial(auto_axes, axes=axes, out_sharding=out_sharding)
     default = out_sharding
 
-    @functools.wraps(f)
+    @wraps(f)
     def run(*args: Any, out_sharding: Any = None, **kwargs: Any) -> Any:
         wanted = default if out_sharding is None else out_sharding
         what = f"{current_source()}: auto_axes({function_name(f)})"
@@ -266,7 +266,7 @@ def explicit_axes(
         return functools.partial(explicit_axes, axes=axes, in_sharding=in_sharding)
     default = in_sharding
 
-    @functools.wraps(f)
+    @wraps(f)
     def run(*args: Any, in_sharding: Any = None, **kwargs: Any) -> Any:
         wanted = default if in_sharding is None else in_sharding
         what = f"{current_source()}: explicit_axes({function_name(f)})"

@@ -28,7 +28,7 @@ from spmd.base.tree import (
     tree_flatten_with_path,
     tree_unflatten,
 )
-from spmd.base.util import MISS, WeakCache, function_name, handles
+from spmd.base.util import MISS, WeakCache, function_name, handles, wraps
 from spmd.collectives.axis import unvary
 from spmd.core.argument_names import (
     check_arrays,
@@ -175,7 +175,7 @@ def shard_map(
         _manual_axes(f, mesh, axis_names)
 
     @handles
-    @functools.wraps(f)
+    @wraps(f)
     def mapped(*args: Any) -> Any:
         try:
             if isinstance(mesh, Mesh) and is_evaluated():

@@ -9,7 +9,7 @@ from typing import Any
 from spmd.base.errors import ArgumentError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_map, tree_unflatten
-from spmd.base.util import function_name
+from spmd.base.util import function_name, wraps
 from spmd.core.argument_names import parameter_names, spread_over_arguments
 from spmd.core.aval import typeof
 from spmd.sharding.shard_map import Infer, shard_map
@@ -42,7 +42,7 @@ def smap(
         return functools.partial(smap, in_axes=in_axes, out_axes=out_axes, axis_name=axis_name)
     what = f"smap({function_name(f)})"
 
-    @functools.wraps(f)
+    @wraps(f)
     def mapped(*args: Any) -> Any:
         in_specs = in_axes
         if in_axes is not Infer:

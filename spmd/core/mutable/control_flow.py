@@ -6,13 +6,13 @@ that raises `TouchedCells`, the loop carries the values of the cells, and the br
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.base.errors import RefError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_unflatten
+from spmd.base.util import wraps
 from spmd.core.mutable.cells import Cell, held, put_back, read, values_of, with_cells
 
 
@@ -23,7 +23,7 @@ def cells_in(leaves: Sequence[Any]) -> list[int]:
 
 def named_as(fun: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
     """`made` with the name and the source line of the user's function that it stands for."""
-    return functools.update_wrapper(made, fun)
+    return wraps(fun)(made)
 
 
 def _join(carry: Any, values: list[Any], inside: int | None) -> tuple[Any, int]:

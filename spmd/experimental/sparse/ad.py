@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import spmd.numpy as snp
 from spmd.api import jacobian, reverse
 from spmd.base.tree import tree_flatten, tree_map, tree_unflatten
+from spmd.base.util import wraps
 from spmd.experimental.sparse.base import JAXSparse
 from spmd.experimental.sparse.bcoo import BCOO, full_buffers
 from spmd.experimental.sparse.rows import BCSR
@@ -37,7 +37,7 @@ def _restored(tree: Any, values: Any) -> Any:
 
 
 def _on_data(fun: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
-    @functools.wraps(fun)
+    @wraps(fun)
     def inner(*stored: Any, **kwargs: Any) -> Any:
         full = [_restored(x, data) for x, data in zip(args, stored, strict=True)]
         return fun(*full, **kwargs)

@@ -6,7 +6,6 @@ rules below, each of which gets sparse arrays where the program has them.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ import spmd.numpy as snp
 from spmd.api.flat import as_array
 from spmd.base.errors import RefusedError
 from spmd.base.tree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from spmd.base.util import wraps
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import ClosedJaxpr, Jaxpr, Literal
 from spmd.core.stage import trace_to_jaxpr
@@ -46,7 +46,7 @@ def sparsify(f: Callable[..., Any], use_tracer: bool = False) -> Callable[..., A
     """
     del use_tracer
 
-    @functools.wraps(f)
+    @wraps(f)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = tree_flatten((args, kwargs), is_leaf=_is_sparse)
         values = [x if _is_sparse(x) else snp.asarray(x) for x in leaves]
