@@ -92,7 +92,7 @@ class Ref(cells.Cell, HasAval):
         addupdate(self, idx, x)
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError("a mutable array is no array; read it, ref[...]")
+        raise RefError("a mutable array is no array; read it, ref[...]")
 
     def __bool__(self) -> NoReturn:
         raise TypeError("a mutable array has no truth value; read it, ref[...]")
@@ -226,10 +226,10 @@ def get(ref: Ref, idx: Any = None) -> Array:
 def set(ref: Ref, idx: Any, value: Any) -> None:  # JAX's name
     """Write the elements of a mutable array at an index: `ref[idx] = value`.
 
-    `value` has the shape of what is there (there is no broadcasting) and the array's dtype; a
-    Python number of the dtype's kind may stand for it. Raises `ShapeError`, `ArgumentError` for
-    another dtype, and `RefError` if the array was frozen, or if it is outside of a transformation
-    that `value` belongs to.
+    `value` has the shape of what is there (there is no broadcasting) and the array's dtype; other
+    integers are converted to an integer dtype, and weakly typed floats to a floating one.
+    Raises `ShapeError`, `ArgumentError` for another dtype, and `RefError` if the array was frozen,
+    or if it is outside of a transformation that `value` belongs to.
 
     >>> ref = new_ref(np.arange(3.0))
     >>> set(ref, slice(1, 3), np.zeros(2, np.float32))
@@ -316,17 +316,14 @@ def _fitting(ref: Ref | RefPart, old: Any, value: Any, what: str) -> Any:
             f"{current_source()}: {what}: the value has shape {aval.shape}, and what it is written "
             f"to has shape {wanted.shape}; nothing is broadcast, use spmd.numpy.broadcast_to"
         )
-    same_kind = aval.weak_type and dtypes.promote_types(aval.dtype, ref.dtype) == ref.dtype
-    if aval.dtype != ref.dtype and not (same_kind and _kind(aval.dtype) == _kind(ref.dtype)):
+    are_integers = dtypes.is_integer(aval.dtype) and dtypes.is_integer(ref.dtype)
+    are_floats = dtypes.is_float(aval.dtype) and dtypes.is_float(ref.dtype)
+    if aval.dtype != ref.dtype and not (are_integers or (aval.weak_type and are_floats)):
         raise ArgumentError(
             f"{current_source()}: {what}: the value has dtype {dtypes.long_name(aval.dtype)}, and "
             f"the mutable array {dtypes.long_name(ref.dtype)}; convert it with .astype"
         )
     return lax.convert_element_type(value, ref.dtype)
-
-
-def _kind(dtype: np.dtype) -> str:
-    return "f" if dtypes.is_float(dtype) else dtype.kind
 
 
 def _write(ref: Ref, value: Any, what: str) -> None:

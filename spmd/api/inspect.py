@@ -38,6 +38,7 @@ from spmd.core.argument_names import (
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.ir import ClosedJaxpr
+from spmd.core.mutable.cells import Cell, pure_of_cells
 from spmd.core.primitive import Linear
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.trace import Tracer
@@ -73,7 +74,9 @@ def make_jaxpr(
     Its arguments are arrays, or anything with a shape and a dtype. Arguments `static_argnums` are
     Python values. `axis_env` brings axis names into scope for collectives: pairs of a name and a
     size. With `return_shape`, the result is the pair of the jaxpr and what `eval_shape` gives.
-    Nothing is computed. Raises `ArgumentError` if an argument is no array.
+    Nothing is computed. In the jaxpr mutable arrays are values: where `fun` writes to some, what is
+    left in them are more results, behind its own. Raises `ArgumentError` if an argument is no
+    array.
 
     >>> spmd.make_jaxpr(lambda x: x * 2.0)(1.0)
     { lambda ; a:f32[]. let b:f32[] = mul a 2.0:f32[] in (b,) }
@@ -108,8 +111,11 @@ def jaxpr_maker(
         flat_f = FlatFunction(f if fixed else fun, in_tree)
         debug = debug_info(fun, given, kwargs)
         with extend_axes(_axis_frames(axis_env)):
-            avals = [_aval_like(x) for x in flat]
-            closed = trace_to_jaxpr(flat_f, avals, debug, keeps_arrays)
+            closed = pure_of_cells(
+                flat_f,
+                flat,
+                lambda f, xs: trace_to_jaxpr(f, [_aval_like(x) for x in xs], debug, keeps_arrays),
+            )
         if not return_shape:
             return closed
         return closed, flat_f.value([describe(a) for a in closed.out_avals])
@@ -134,7 +140,10 @@ def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if isinstance(fun, JitFunction) and all(map(is_arraylike, flat)):
         return fun.eval_shape(*args, **kwargs)  # which knows what out_shardings say
     flat_f = FlatFunction(fun, in_tree)
-    closed = trace_to_jaxpr(flat_f, [_aval_like(x) for x in flat], debug_info(fun, args, kwargs))
+    debug = debug_info(fun, args, kwargs)
+    closed = pure_of_cells(
+        flat_f, flat, lambda f, xs: trace_to_jaxpr(f, [_aval_like(x) for x in xs], debug)
+    )
     avals = closed.out_avals
     return flat_f.value([describe(a) for a in avals])
 
@@ -165,15 +174,15 @@ def device_get(x: Any) -> Any:
 
     Shapes and dtypes stay. An array on one device is not copied: the result is a read-only view of
     it. An array over several devices is assembled, which raises `ShardingError` if other processes
-    hold parts of it. Leaves that are no arrays, as numbers, stay as they are, and so do keys and
-    what is traced.
+    hold parts of it. Leaves that are no arrays, as numbers, stay as they are, and so do keys,
+    mutable arrays and what is traced.
 
     >>> spmd.device_get({"w": snp.ones(2)})
     {'w': array([1., 1.], dtype=float32)}
     """
 
     def fetched(leaf: Any) -> Any:
-        if isinstance(leaf, Tracer) or dtypes.is_key(getattr(leaf, "dtype", None)):
+        if isinstance(leaf, (Tracer, Cell)) or dtypes.is_key(getattr(leaf, "dtype", None)):
             return leaf
         return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
 

@@ -18,8 +18,9 @@ from spmd.base.util import split_list
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Names
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
+from spmd.core.mutable.cells import TouchedCells
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
-from spmd.core.transpose import transpose_jaxpr
+from spmd.core.transpose import backward_pass, transpose_jaxpr
 from spmd.core.vmap import batch_jaxpr, fronts
 
 # ---- derived jaxprs, kept as long as the jaxpr they come from ----------------------------------
@@ -107,7 +108,10 @@ def transpose_call(
     linear = [isinstance(x, Linear) for x in operands]
     flags = nonzero(cts)
     make = lambda: transpose_jaxpr(jaxpr, linear, flags)  # noqa: E731
-    backward, in_flags = derived(jaxpr, ("transpose", tuple(linear), tuple(flags)), make)
+    try:
+        backward, in_flags = derived(jaxpr, ("transpose", tuple(linear), tuple(flags)), make)
+    except TouchedCells:  # a rule in it writes to a mutable array, here at the array's own level
+        return backward_pass(jaxpr.jaxpr, jaxpr.consts, operands, cts)
     residuals = [x for x in operands if not isinstance(x, Linear)]
     given = [ct for ct in cts if not isinstance(ct, Zero)]
     name = f"transpose_{params['name']}"

@@ -31,6 +31,7 @@ from spmd.core.custom_common import (
     varying_as,
 )
 from spmd.core.jvp import instantiate
+from spmd.core.mutable.cells import put_cells
 from spmd.core.primitive import Zero
 from spmd.core.trace import EVAL, unchanged
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
@@ -102,11 +103,11 @@ class custom_jvp(CustomFunction[P, R]):
 
         def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             # Literals of a jaxpr are numbers: a rule gets arrays, as it does of a traced function.
-            ins = tree_unflatten(call.in_tree, list(map(unchanged, primals)))
+            ins = call.unflatten(list(map(unchanged, primals)))
             moves = [shown(t, symbolic) for t in map(unchanged, tangents)]
             if state.axes and is_users(jvp):
                 moves = [varying_as(t, typeof(x)) for t, x in zip(moves, primals, strict=True)]
-            moves = tree_unflatten(call.in_tree, moves)
+            moves = tree_unflatten(call.in_tree, put_cells(dict.fromkeys(call.cells), moves))
             with attributed_to(None):
                 pair = jvp(*nondiff, ins, moves)
             if not (isinstance(pair, (tuple, list)) and len(pair) == 2):

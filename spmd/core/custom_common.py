@@ -26,6 +26,7 @@ from spmd.core.call import nonzero
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import JVPTrace, instantiate
 from spmd.core.linearize import MixedTrace
+from spmd.core.mutable.cells import put_cells, take_cells
 from spmd.core.primitive import Primitive, Zero
 from spmd.core.rewrite import hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
@@ -148,7 +149,9 @@ class Call:
         self.nondiff = {i % len(args): args[i] for i in nondiff}
         self.count = len(args)
         given = [x for i, x in enumerate(args) if i not in self.nondiff]
-        self.flat, self.in_tree = tree_flatten(tuple(given))
+        leaves, self.in_tree = tree_flatten(tuple(given))
+        # Mutable arrays are no values that are differentiated: the rules get them as they are.
+        self.cells, self.flat = take_cells(leaves)
         self.avals = [typeof(x) for x in self.flat]
         self.out_tree: TreeDef | None = None
         self.f = f
@@ -158,8 +161,12 @@ class Call:
         rest = iter(given)
         return [self.nondiff[i] if i in self.nondiff else next(rest) for i in range(self.count)]
 
+    def unflatten(self, flat: Sequence[Any]) -> Any:
+        """The differentiable arguments of flat values, with the mutable arrays of the call."""
+        return tree_unflatten(self.in_tree, put_cells(self.cells, flat))
+
     def run(self, *flat: Any) -> list[Any]:
-        out = self.f(*self.place(tree_unflatten(self.in_tree, flat)))
+        out = self.f(*self.place(self.unflatten(flat)))
         leaves, self.out_tree = tree_flatten(out)
         return leaves
 
@@ -233,7 +240,7 @@ def _differentiate_now(
     try:
         with current_trace(trace.parent):
             if not any(nonzero(tangents)):
-                return True, again(*call.place(tree_unflatten(call.in_tree, primals)))
+                return True, again(*call.place(call.unflatten(primals)))
             assert isinstance(trace, JVPTrace)
             params = {"num_consts": 0, "name": call.name, **rules}
             outs, found = trace.differentiate(prim, primals, tangents, params)

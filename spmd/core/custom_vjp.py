@@ -33,6 +33,7 @@ from spmd.core.custom_common import (
     sorted_axes,
     varying_as,
 )
+from spmd.core.mutable.cells import Cell, put_cells, take_cells
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.structural import reduce_sum
 from spmd.core.trace import CONSTANTS, EVAL, Tracer, unchanged
@@ -116,6 +117,7 @@ class _VjpRules:
         self.res_tree: TreeDef | None = None
         self.out_tree: TreeDef | None = None
         self.constants: list[bool] = []  # which residuals fwd gave as numbers, not as arrays
+        self.cells: dict[int, Cell] = {}  # the mutable arrays among the residuals
 
     def forward(
         self, flat: Sequence[Any], perturbed: Sequence[bool]
@@ -126,7 +128,7 @@ class _VjpRules:
         if self.symbolic:
             flat = [CustomVJPPrimal(x, p) for x, p in zip(flat, perturbed, strict=True)]
         with attributed_to(None):
-            pair = self.fwd(*call.place(tree_unflatten(call.in_tree, flat)))
+            pair = self.fwd(*call.place(call.unflatten(flat)))
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise GradError(
                 f"the fwd rule of {call.name} must return a pair (out, residuals), got {pair!r}"
@@ -134,6 +136,7 @@ class _VjpRules:
         outs, self.out_tree = tree_flatten(pair[0])
         call.set_out_tree(self.out_tree, "fwd rule")
         residuals, self.res_tree = tree_flatten(pair[1])
+        self.cells, residuals = take_cells(residuals)
         self.constants = [isinstance(x, CONSTANTS) for x in residuals]
         return residuals, outs
 
@@ -144,7 +147,8 @@ class _VjpRules:
         nondiff = [call.nondiff[i] for i in sorted(call.nondiff)]
         # A scalar array may have become a number on its way; what fwd gave as a number stays one.
         kept = zip(residuals, self.constants, strict=True)
-        res = tree_unflatten(self.res_tree, [x if c else unchanged(x) for x, c in kept])
+        values = [x if c else unchanged(x) for x, c in kept]
+        res = tree_unflatten(self.res_tree, put_cells(self.cells, values))
         avals = [ct.aval if isinstance(ct, Zero) else typeof(ct) for ct in cts]
         cts = [shown(ct, self.symbolic) for ct in cts]
         if state.axes:
@@ -161,7 +165,11 @@ class _VjpRules:
         for tree, ct in zip(call.in_tree.parts, found, strict=True):
             name = f"the cotangent that bwd of {call.name} returned"
             flat += [None] * tree.num_leaves if ct is None else tree.flatten_up_to(ct, name)
-        flat = [None if isinstance(ct, SymbolicZero) else ct for ct in flat]
+        flat = [
+            None if isinstance(ct, SymbolicZero) else ct
+            for k, ct in enumerate(flat)
+            if k not in call.cells
+        ]
         return [
             self._checked(k, ct, aval)
             for k, (ct, aval) in enumerate(zip(flat, call.avals, strict=True))

@@ -19,6 +19,7 @@ from spmd.core.aval import typeof
 from spmd.core.call import call_primitive, nonzero, spread
 from spmd.core.custom_common import Call, inline_transpose, positional, signature_of
 from spmd.core.jvp import instantiate, jvp_flat, jvp_jaxpr
+from spmd.core.mutable.cells import put_cells
 from spmd.core.primitive import Zero
 from spmd.core.structural import broadcast_leading
 from spmd.core.trace import EVAL, unchanged
@@ -84,9 +85,11 @@ class custom_vmap:
         assert user_rule is not None
 
         def rule(size: int, flags: Sequence[bool], xs: Sequence[Any]) -> tuple[Any, list[bool]]:
-            in_batched = tree_unflatten(call.in_tree, flags)
+            in_batched = tree_unflatten(
+                call.in_tree, put_cells(dict.fromkeys(call.cells, False), flags)
+            )
             with attributed_to(None):
-                pair = user_rule(size, list(in_batched), *tree_unflatten(call.in_tree, xs))
+                pair = user_rule(size, list(in_batched), *call.unflatten(xs))
             if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
                 raise ArgumentError(
                     f"the vmap rule of {call.name} must return a pair (out, out_batched), "

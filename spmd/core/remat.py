@@ -32,7 +32,15 @@ from spmd.core.custom_common import nondiff_positions, signature_of
 from spmd.core.ir import ClosedJaxpr, Var
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
-from spmd.core.mutable.cells import Cell, held, put_back, values_of, with_cells
+from spmd.core.mutable.cells import (
+    Cell,
+    held,
+    put_back,
+    put_cells,
+    take_cells,
+    values_of,
+    with_cells,
+)
 from spmd.core.primitive import Primitive, Refused, Zero, linear
 from spmd.core.rewrite import close, dce, eval_closed, hoist_tracers, inline_calls, plain_call
 from spmd.core.stage import Debug, trace_to_jaxpr
@@ -253,10 +261,11 @@ def checkpoint(
             return tree_map(unchanged, fun(*given, **tree_map(unchanged, moving), **kept))
         dynamic = [x for i, x in enumerate(args) if i not in fixed]
         flat, in_tree = tree_flatten((dynamic, moving))
+        mine, flat = take_cells(flat)
         trees = []
 
         def run(*xs: Any) -> list[Any]:
-            given, keywords = tree_unflatten(in_tree, xs)
+            given, keywords = tree_unflatten(in_tree, put_cells(mine, xs))
             rest = iter(given)
             full = [x if i in fixed else next(rest) for i, x in enumerate(args)]
             leaves, tree = tree_flatten(fun(*full, **keywords, **kept))

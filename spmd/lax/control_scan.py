@@ -24,6 +24,7 @@ from spmd.core.explicit import sliced_aval, stacked_aval
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_jaxpr
 from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
+from spmd.core.mutable.cells import Cell, held, put_back, values_of, with_cells
 from spmd.core.mutable.control_flow import scan_with_cells
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.rewrite import close, dce, dependents, eval_closed
@@ -425,13 +426,21 @@ def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
     known_c, lin_c = partition_list(c_lin, consts)
     known_x, _ = partition_list(x_lin, xs)
     ct_carry, ct_ys = split_list([instantiate(ct) for ct in cts], [params["num_carry"]])
-    body = _backward_body(jaxpr, (c_lin, [True] * len(init), x_lin), [typeof(ct) for ct in ct_ys])
-    c_avals = body.in_avals[len(known_c) : len(known_c) + len(lin_c)]
-    sums = [zeros_like_aval(a) for a in c_avals]
-    carry_avals = body.in_avals[len(known_c) :]
-    start = [_match(x, a) for x, a in zip([*sums, *ct_carry], carry_avals, strict=False)]
-    outs = _bind(body, known_c, start, [*known_x, *ct_ys], params, reverse=not params["reverse"])
-    ct_consts, ct_init, ct_xs = split_list(outs, [len(lin_c), len(init)])
+    which = c_lin, [True] * len(init), x_lin
+
+    def bind(cells: list[Cell]) -> list[Any]:
+        # What rules of the user write to is carried, before the cotangents.
+        body = _backward_body(jaxpr, which, [typeof(ct) for ct in ct_ys], cells)
+        carry_avals = body.in_avals[len(known_c) + len(cells) :]
+        sums = [zeros_like_aval(a) for a in carry_avals[: len(lin_c)]]
+        start = [_match(x, a) for x, a in zip([*sums, *ct_carry], carry_avals, strict=False)]
+        start = [*values_of(cells), *start]
+        rows = [*known_x, *ct_ys]
+        outs = _bind(body, known_c, start, rows, params, reverse=not params["reverse"])
+        put_back(cells, outs[: len(cells)])
+        return outs[len(cells) :]
+
+    ct_consts, ct_init, ct_xs = split_list(with_cells(bind), [len(lin_c), len(init)])
     return [
         *merge_lists(c_lin, [None] * len(known_c), ct_consts),
         *(ct if lin else None for ct, lin in zip(ct_init, i_lin, strict=True)),
@@ -460,25 +469,30 @@ def _transpose_rest(
     return [*ct_consts, *merge_lists(known, ct_init, [None] * len(fixed)), *ct_xs]
 
 
-def _backward_body(jaxpr: ClosedJaxpr, which: Any, ct_y_avals: list[ShapedArray]) -> ClosedJaxpr:
+def _backward_body(
+    jaxpr: ClosedJaxpr, which: Any, ct_y_avals: list[ShapedArray], cells: Sequence[Cell]
+) -> ClosedJaxpr:
     c_lin, i_lin, x_lin = which
     c, i, x = split_list(jaxpr.in_avals, [len(c_lin), len(i_lin)])
     known_c, lin_c = partition_list(c_lin, c)
     known_x, _ = partition_list(x_lin, x)
     y_avals = [sliced_aval(a, 0) for a in ct_y_avals]
-    counts = [len(known_c), len(lin_c), len(i), len(known_x)]
+    counts = [len(known_c), len(cells), len(lin_c), len(i), len(known_x)]
 
     def body(*args: Any) -> list[Any]:
-        cs, sums, ct_carry, x_known, ct_ys = split_list(args, counts)
+        cs, values, sums, ct_carry, x_known, ct_ys = split_list(args, counts)
         operands = [
             *merge_lists(c_lin, cs, [Linear(a) for a in lin_c]),
             *(Linear(a) for a in i),
             *merge_lists(x_lin, x_known, [Linear(a) for a in partition_list(x_lin, x)[1]]),
         ]
-        found = backward_pass(jaxpr.jaxpr, jaxpr.consts, operands, [*ct_carry, *ct_ys])
+        with held(cells, values):
+            found = backward_pass(jaxpr.jaxpr, jaxpr.consts, operands, [*ct_carry, *ct_ys])
+            after = values_of(cells)
         found = [instantiate(ct) for ct in found if ct is not None]
         ct_c, ct_i, ct_x = split_list(found, [len(lin_c), len(i)])
         return [
+            *after,
             *(_strong(add_any(s, ct), a) for s, ct, a in zip(sums, ct_c, lin_c, strict=True)),
             *(_strong(ct, a) for ct, a in zip(ct_i, i, strict=True)),
             *ct_x,
@@ -487,7 +501,8 @@ def _backward_body(jaxpr: ClosedJaxpr, which: Any, ct_y_avals: list[ShapedArray]
     def strong(avals: list[ShapedArray]) -> list[ShapedArray]:
         return [a.strip_weak() for a in avals]
 
-    ins = [*known_c, *strong(lin_c), *strong(i), *known_x, *y_avals]
+    held_avals = [cell.aval for cell in cells]
+    ins = [*known_c, *held_avals, *strong(lin_c), *strong(i), *known_x, *y_avals]
     return close(body, ins, f"transpose_{jaxpr.jaxpr.name}")
 
 

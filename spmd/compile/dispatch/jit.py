@@ -22,7 +22,7 @@ from spmd.base.background import is_ending
 from spmd.base.config import config
 from spmd.base.context import busy, state
 from spmd.base.device import Device, devices
-from spmd.base.errors import ArgumentError, DeviceError, RefError, ShardingError
+from spmd.base.errors import ArgumentError, DeviceError, ShardingError
 from spmd.base.record import field, record
 from spmd.base.source import current_source
 from spmd.base.traceback_filter import simplify
@@ -679,12 +679,11 @@ class JitFunction:
             split, avals = self._read(args, kwargs)
             key = self._key(split, avals)
             entry = self._entries.get(key) or self._new_entry(key, split, avals, args, kwargs)
-        except TouchedCells as found:
-            raise RefError(
-                f"{current_source()}: {self._signature.what}: stages of a call have no mutable "
-                f"arrays from outside, and this one uses {found.cells[0].aval.short()} (made at "
-                f"{found.cells[0].made_at}); call the function, or take and return values"
-            ) from None
+        except TouchedCells:
+            if self.is_pure:
+                raise
+            self._stateful = self._stateful or self._stateful_calls()
+            return self._stateful.trace(args, kwargs)
         return Traced(
             entry.closed,
             split.tree,

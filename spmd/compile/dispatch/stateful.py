@@ -9,10 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spmd.base.errors import RefError
+from spmd.base.errors import ArgumentError, RefError
 from spmd.base.source import current_source
+from spmd.base.tree import TreeDef, tree_flatten
+from spmd.base.util import api_boundary
 from spmd.compile.dispatch.signature import Signature, Split
-from spmd.core.mutable.cells import Cell, held, put_back, values_of, with_cells
+from spmd.core.mutable.cells import (
+    Cell,
+    held,
+    put_back,
+    put_cells,
+    read,
+    take_cells,
+    values_of,
+    with_cells,
+)
 
 
 class StatefulCalls:
@@ -25,23 +36,44 @@ class StatefulCalls:
         self._closed: list[Cell] = []
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        split = self.signature.split(args, kwargs)
-        places = [k for k, x in enumerate(split.leaves) if isinstance(x, Cell)]
-        mine = [split.leaves[k] for k in places]
-        names = self.signature.leaf_names(args, kwargs)
-        self._check_alone(mine, [names[k] for k in places])
-        others = [x for x in split.leaves if not isinstance(x, Cell)]
-
-        def call(found: list[Cell]) -> Any:
-            closed = [*self._closed, *found]
-            self._check_not_closed(mine, [names[k] for k in places], closed)
-            pure = self._pure_of(split, places, mine, closed)
+        def call(pure: Any, mine: list[Cell], closed: list[Cell], others: list[Any]) -> Any:
             out, mine_after, closed_after = pure(values_of(mine), values_of(closed), others)
             put_back([*mine, *closed], [*mine_after, *closed_after])
+            return out
+
+        return self._with_pure(self.signature.split(args, kwargs), args, kwargs, call)
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StatefulStage:
+        """The first stage of a call."""
+        split = self.signature.split(args, kwargs)
+
+        def trace(pure: Any, mine: list[Cell], closed: list[Cell], others: list[Any]) -> Any:
+            stage = pure.trace(values_of(mine), values_of(closed), others)
+            return StatefulStage(self.signature, split, closed, stage)
+
+        return self._with_pure(split, args, kwargs, trace)
+
+    def _with_pure(
+        self,
+        split: Split,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        use: Callable[[Any, list[Cell], list[Cell], list[Any]], Any],
+    ) -> Any:
+        """`use(pure, mine, closed, others)`: a pure function, and what it is called with."""
+        cells, others = take_cells(split.leaves)
+        places, mine = [*cells], [*cells.values()]
+        names = self.signature.leaf_names(args, kwargs)
+        self._check_alone(mine, [names[k] for k in places])
+
+        def attempt(found: list[Cell]) -> Any:
+            closed = [*self._closed, *found]
+            self._check_not_closed(mine, [names[k] for k in places], closed)
+            out = use(self._pure_of(split, places, mine, closed), mine, closed, others)
             self._closed = closed
             return out
 
-        return with_cells(call)
+        return with_cells(attempt)
 
     def _pure_of(
         self, split: Split, places: Sequence[int], mine: Sequence[Cell], closed: list[Cell]
@@ -62,9 +94,7 @@ class StatefulCalls:
 
         def run(values: list[Any], closed_values: list[Any], others: list[Any]) -> Any:
             inner = [kind(x, aval) for (kind, aval), x in zip(kinds, values, strict=True)]
-            leaves = list(others)
-            for k, cell in zip(places, inner, strict=True):
-                leaves.insert(k, cell)
+            leaves = put_cells(dict(zip(places, inner, strict=True)), others)
             args, kwargs = self.signature.join(parts, leaves)
             with held(closed, closed_values):
                 out = self.fun(*args, **kwargs)
@@ -94,3 +124,78 @@ class StatefulCalls:
                     f"{cell.aval.short()} (made at {cell.made_at}) is passed as {name}, and the "
                     "function closes over it too; do one of both"
                 )
+
+
+class StatefulStage:
+    """A stage of a call that uses mutable arrays: that of the pure function, in the user's terms.
+
+    What this class does not define is the pure stage's, as its `jaxpr` and its texts.
+    """
+
+    def __init__(self, signature: Signature, split: Split, closed: list[Cell], stage: Any):
+        self._signature, self._split, self._closed, self._stage = signature, split, closed, stage
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+    def __repr__(self) -> str:
+        return repr(self._stage)
+
+    def lower(self, **options: Any) -> StatefulStage:
+        """Run the compiler's passes, as `Traced.lower`."""
+        return self._next(self._stage.lower(**options))
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> StatefulStage:
+        """Make machine code, as `Lowered.compile`."""
+        return self._next(self._stage.compile(compiler_options))
+
+    def _next(self, stage: Any) -> StatefulStage:
+        return StatefulStage(self._signature, self._split, self._closed, stage)
+
+    # ---- arguments and results, in the user's structures ----
+
+    @property
+    def in_tree(self) -> TreeDef:
+        """The structure of the arguments."""
+        return self._split.tree
+
+    @property
+    def out_tree(self) -> TreeDef:
+        """The structure of the results."""
+        return self._stage.out_tree.parts[0]
+
+    def _of_arguments(self, found: tuple[Any, dict[str, Any]]) -> Any:
+        """The pure stage's description of its arguments, in the user's structure."""
+        (mine, _, others), _ = found
+        places = take_cells(self._split.leaves)[0]
+        return self.in_tree.unflatten(put_cells(dict(zip(places, mine, strict=True)), others))
+
+    in_avals = property(lambda self: self._of_arguments(self._stage.in_avals))
+    args_info = property(lambda self: self._of_arguments(self._stage.args_info))
+    input_shardings = property(lambda self: self._of_arguments(self._stage.input_shardings))
+    input_formats = property(lambda self: self._of_arguments(self._stage.input_formats))
+    out_avals = property(lambda self: self._stage.out_avals[0])
+    out_info = property(lambda self: self._stage.out_info[0])
+    output_shardings = property(lambda self: self._stage.output_shardings[0])
+    output_formats = property(lambda self: self._stage.output_formats[0])
+
+    @api_boundary
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the compiled function; mutable arrays and arrays may stand for each other."""
+        given = self._signature.without_static(args, kwargs, self._split)
+        leaves, tree = tree_flatten(given)
+        if tree != self.in_tree:
+            raise ArgumentError(
+                f"{current_source()}: {self._signature.what}: compiled for arguments "
+                f"{self.in_tree}, got {tree}"
+            )
+        places = take_cells(self._split.leaves)[0]
+        values = [read(x) if isinstance(x, Cell) else x for x in leaves]
+        mine = [values[k] for k in places]
+        others = [x for k, x in enumerate(values) if k not in places]
+        out, mine_after, closed_after = self._stage(mine, values_of(self._closed), others)
+        kept = [(leaves[k], y) for k, y in zip(places, mine_after, strict=True)]
+        cells = [(c, y) for c, y in kept if isinstance(c, Cell)]
+        put_back([c for c, _ in cells], [y for _, y in cells])
+        put_back(self._closed, closed_after)
+        return out

@@ -8,9 +8,9 @@ stages it again with the cell's value as one more argument and one more result (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from spmd.base.errors import RefError
 from spmd.base.source import Source, current_source
 from spmd.core.aval import ShapedArray
 from spmd.core.trace import Trace, Tracer, leak_message
+
+R = TypeVar("R")
 
 
 class Cell:
@@ -217,3 +219,53 @@ def put_back(cells: Sequence[Cell], values: Sequence[Any]) -> None:
     """Write what a pure function returned for the cells."""
     for cell, value in zip(cells, values, strict=True):
         write(cell, value)
+
+
+# ---- cells among the leaves of arguments -------------------------------------------------------
+
+
+def take_cells(leaves: Sequence[Any]) -> tuple[dict[int, Cell], list[Any]]:
+    """The cells among leaves, by their positions, and the other leaves."""
+    cells = {k: x for k, x in enumerate(leaves) if isinstance(x, Cell)}
+    return cells, [x for x in leaves if not isinstance(x, Cell)] if cells else list(leaves)
+
+
+def put_cells(cells: Mapping[int, Any], others: Sequence[Any]) -> list[Any]:
+    """The leaves that `take_cells` took apart, or others in the places of the cells."""
+    leaves = list(others)
+    for k, cell in cells.items():  # in rising order of positions
+        leaves.insert(k, cell)
+    return leaves
+
+
+def pure_of_cells(
+    f: Callable[..., Sequence[Any]],
+    leaves: Sequence[Any],
+    stage: Callable[[Callable[..., list[Any]], list[Any]], R],
+) -> R:
+    """`stage(pure, values)` for a flat function that uses cells, given or from outside.
+
+    `pure` takes values in place of the cells among `leaves`, and returns what is left in those that
+    `f` wrote to, behind its results: first in those given, then in those from outside.
+    """
+    places = [k for k, x in enumerate(leaves) if isinstance(x, Cell)]
+    kinds = [(type(leaves[k]), leaves[k].aval) for k in places]
+    values = [read(x) if isinstance(x, Cell) else x for x in leaves]
+
+    def attempt(outside: list[Cell]) -> R:
+        if not places and not outside:
+            return stage(f, values)
+        before = values_of(outside)
+
+        def pure(*xs: Any) -> list[Any]:
+            inner = {k: kind(xs[k], aval) for k, (kind, aval) in zip(places, kinds, strict=True)}
+            given = [inner.get(k, x) for k, x in enumerate(xs)]
+            first = [*(xs[k] for k in places), *before]
+            with held(outside, before):
+                outs = f(*given)
+                after = [*values_of([*inner.values()]), *values_of(outside)]
+            return [*outs, *(y for x, y in zip(first, after, strict=True) if x is not y)]
+
+        return stage(pure, values)
+
+    return with_cells(attempt)
