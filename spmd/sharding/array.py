@@ -22,8 +22,9 @@ import numpy as np
 
 from spmd.base import dtypes
 from spmd.base.aligned_copy import aligned_copy
+from spmd.base.config import config
 from spmd.base.context import busy, evaluation, state
-from spmd.base.device import Device, default_device, process_index
+from spmd.base.device import Device, default_device, local_devices, process_index
 from spmd.base.errors import (
     ArgumentError,
     DeletedError,
@@ -87,7 +88,16 @@ class Array(ArrayMethods):
     methods are those of NumPy arrays; `x.at[i].set(v)` stands for in-place updates.
     """
 
-    __slots__ = ("__weakref__", "_numpy", "_sharding", "aval", "owner", "ptr", "shards")
+    __slots__ = (
+        "__weakref__",
+        "_made_on",
+        "_numpy",
+        "_sharding",
+        "aval",
+        "owner",
+        "ptr",
+        "shards",
+    )
     __array_priority__ = 100
     __hash__ = None  # type: ignore[assignment]
 
@@ -96,13 +106,14 @@ class Array(ArrayMethods):
     owner: Any  # keeps the memory alive; None when there are several devices, or deleted
     shards: tuple[Array, ...] | None  # the local shards, where there are several devices
     _numpy: np.ndarray | None
-    _sharding: Sharding | None
+    _sharding: Sharding | None  # None for a single-device array that is committed to no device
+    _made_on: Device  # where such an array was made under `default_device`; unset for any other
 
     @property
     def sharding(self) -> Sharding:
         """The devices of the array, and their parts of it."""
         if self._sharding is None:
-            return SingleDeviceSharding(default_device())
+            return SingleDeviceSharding(getattr(self, "_made_on", None) or local_devices()[0])
         return self._sharding
 
     @property
@@ -339,7 +350,7 @@ class Array(ArrayMethods):
             return from_shards(self.aval, self.sharding, shards)
         made = from_numpy(self._value, self.aval)
         made._sharding = self._sharding
-        return made
+        return _made_where(self, made)
 
     def on_device_size_in_bytes(self) -> int:
         """The bytes of all devices' shards together; those that share memory count each."""
@@ -516,6 +527,8 @@ def from_numpy(
     out.shards = None
     out._numpy = value
     out._sharding = None if device is None else SingleDeviceSharding(device)
+    if device is None and config.default_device is not None:
+        out._made_on = default_device()
     return out
 
 
@@ -536,7 +549,27 @@ def from_memory(ptr: int, owner: Any, aval: ShapedArray, sharding: Sharding | No
     out.shards = None
     out._numpy = None
     out._sharding = sharding
+    if sharding is None and config.default_device is not None:
+        out._made_on = default_device()
     return out
+
+
+def note_made(arrays: Iterable[Any], before: Sequence[Any] = ()) -> None:
+    """Note that arrays which are committed to no device, but those of `before`, were made now.
+
+    It is called while `default_device` is set; arrays know the device when it no longer is.
+    """
+    device = default_device()
+    for x in arrays:
+        if type(x) is Array and x._sharding is None and not any(x is y for y in before):
+            x._made_on = device
+
+
+def _made_where(x: Array, other: Array) -> Array:
+    """The other array, which was made on the device that `x` was made on."""
+    if x._sharding is None and (config.default_device is not None or hasattr(x, "_made_on")):
+        other._made_on = x.device
+    return other
 
 
 def from_shards(aval: ShapedArray, sharding: Sharding, shards: Sequence[Array]) -> Array:
@@ -590,7 +623,7 @@ def alias(x: Array) -> Array:
     if x.shards is not None:
         return from_shards(x.aval, x.sharding, [alias(s) for s in x.shards])
     owner = x.owner  # before the address, which settling writes before the owner
-    return from_memory(x.ptr, owner, x.aval, x._sharding)
+    return _made_where(x, from_memory(x.ptr, owner, x.aval, x._sharding))
 
 
 def usable(donated: Sequence[bool], ins: Sequence[int], outs: Sequence[int]) -> tuple[bool, ...]:

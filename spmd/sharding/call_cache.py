@@ -18,12 +18,13 @@ from spmd.base.background import Worker, is_ending
 from spmd.base.config import config
 from spmd.base.context import busy, state
 from spmd.base.record import record
-from spmd.base.tree import TreeDef
+from spmd.base.tree import TreeDef, tree_leaves
 from spmd.base.util import MISS, MOST_MATCHERS
 from spmd.core.aval import ShapedArray
 from spmd.core.trace import EVAL
-from spmd.sharding.array import Array
+from spmd.sharding.array import Array, note_made
 from spmd.sharding.named import NamedSharding
+from spmd.sharding.spec import current_mesh
 
 Match = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -150,6 +151,33 @@ def _at_rest(preparation: Callable[[], object], pauses: bool) -> None:
 def is_evaluated() -> bool:
     """Whether a call made here runs now, outside of all transformations and maps."""
     return not busy or (state.trace is EVAL and not state.axes)
+
+
+def noting_device(make: Callable[[], Match | None]) -> Match | None:
+    """The closure that `make` makes, of which results know that the default device made them."""
+    made = make()
+    if made is None:
+        return None
+
+    def match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = made(args, kwargs)
+        if out is not MISS:
+            note_made(tree_leaves(out))
+        return out
+
+    return match
+
+
+def compared(mesh: Any, make: Callable[[], Match | None]) -> Match | None:
+    """The closure that `make` makes, for calls while `mesh`, or none, is that in scope."""
+    made = make()
+    if made is None:
+        return None
+
+    def match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return made(args, kwargs) if current_mesh() is mesh else MISS
+
+    return match
 
 
 def _forget(_: Any) -> None:

@@ -47,7 +47,7 @@ from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dynamic import dynamic_slice_p
 from spmd.lax.slicing import slice_p
 from spmd.sharding.abstract_mesh import AxisType
-from spmd.sharding.array import Array, alias, from_numpy, from_shards, shard_value
+from spmd.sharding.array import Array, alias, from_numpy, from_shards, note_made, shard_value
 from spmd.sharding.call_cache import hook
 from spmd.sharding.explicit_layouts import reshard_p
 from spmd.sharding.named import NamedSharding, meshes_of_types
@@ -524,13 +524,26 @@ def _evaluate_and_look(prim: Primitive, operands: Sequence[Any], params: dict[st
     return outs
 
 
+def _noting_device(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """`apply`, of which results know that they were made on the default device."""
+
+    def evaluate_there(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+        outs = apply(prim, operands, params)
+        note_made(outs if prim.multiple else [outs], operands)
+        return outs
+
+    return evaluate_there
+
+
 def _follow_settings(_: Any) -> None:
     looks = config.debug_nans or config.debug_infs
     found = _evaluate_and_look if looks else evaluate
+    if config.default_device is not None:
+        found = _noting_device(found)
     set_eager(key_uses.looking(found) if config.debug_key_reuse else found)
 
 
-for _name in ("debug_nans", "debug_infs", "debug_key_reuse"):
+for _name in ("debug_nans", "debug_infs", "debug_key_reuse", "default_device"):
     config.on_update(_name, _follow_settings)
 _follow_settings(None)
 hook.specialise = specialise_map

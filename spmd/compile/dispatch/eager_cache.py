@@ -93,7 +93,10 @@ class EagerCache:
                         return out
                 break
         if key not in self.table and not (
-            config.disable_jit or config.debug_nans or config.debug_infs
+            config.disable_jit
+            or config.debug_nans
+            or config.debug_infs
+            or config.default_device is not None  # closures note no devices
         ):
             calls = self._counts.get(key, 0) + 1
             self._counts[key] = calls

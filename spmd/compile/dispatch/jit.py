@@ -49,8 +49,8 @@ from spmd.core.mutable.cells import Cell, TouchedCells
 from spmd.core.rewrite import dce, drop_inputs, eval_closed, hoist_tracers, prune_consts
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
-from spmd.sharding.array import Array, check_donated, warn_unusable
-from spmd.sharding.call_cache import FastCalls, Match, hook, no_match
+from spmd.sharding.array import Array, check_donated, note_made, warn_unusable
+from spmd.sharding.call_cache import FastCalls, compared, hook, no_match, noting_device
 from spmd.sharding.constraint import (
     as_sharding,
     check_placements,
@@ -309,9 +309,16 @@ class JitFunction:
         elif self._home is None and not state.axes and not config.debug_key_reuse:
             if not guards_moves():  # closures would not tell of moves
                 self._note(entry, layouts, executable, split)
-        for out in outs if self._home is not None else ():
-            out._sharding = self._home
+        self._note_places(outs)
         return entry.out_tree.unflatten(outs)
+
+    def _note_places(self, outs: list[Any]) -> None:
+        """Note on which device results lie, where it is not the first."""
+        if self._home is not None:
+            for out in outs:
+                out._sharding = self._home
+        elif config.default_device is not None:
+            note_made(outs)
 
     def _call_without_unused(
         self, entry: Entry, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -339,8 +346,7 @@ class JitFunction:
         outs = _run(executable, leaves, names, entry)
         if looks and not executable.is_map:
             check_nans(entry.closed, self._signature.name, given, outs)
-        for out in outs if self._home is not None else ():
-            out._sharding = self._home
+        self._note_places(outs)
         return entry.out_tree.unflatten(outs)
 
     def _note(
@@ -354,7 +360,9 @@ class JitFunction:
             make = partial(_specialised, executable, split, entry.out_tree)
             if entry.reads_mesh and (mesh is None or current_mesh() is not mesh):
                 # Where `set_mesh` has set none, `with mesh:` and `use_abstract_mesh` may be around.
-                make = partial(_compared, current_mesh(), make)
+                make = partial(compared, current_mesh(), make)
+            if config.default_device is not None:
+                make = partial(noting_device, make)
             self._fast.over(mesh).note(kind, make)
 
     def closure(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
@@ -747,18 +755,6 @@ def _specialised(
     """
     specialise = mesh_fast_call.specialise_jitted if executable.is_map else fast_call.specialise
     return specialise(split, executable, out_tree, direct)
-
-
-def _compared(mesh: Any, make: Callable[[], Match | None]) -> Match | None:
-    """The closure that `make` makes, for calls while `mesh`, or none, is that in scope."""
-    made = make()
-    if made is None:
-        return None
-
-    def match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return made(args, kwargs) if current_mesh() is mesh else MISS
-
-    return match
 
 
 @world.forgets

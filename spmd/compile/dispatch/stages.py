@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spmd.base.config import config
 from spmd.base.errors import ArgumentError, OptionError, ShardingError
 from spmd.base.record import record
 from spmd.base.source import current_source
@@ -25,7 +26,7 @@ from spmd.core.aval import ShapedArray, ShapeDtypeStruct, typeof
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import dce, eval_closed
 from spmd.core.trace import Tracer
-from spmd.sharding.array import Array, check_donated
+from spmd.sharding.array import Array, check_donated, note_made
 from spmd.sharding.named import Format, Layout, NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import (
     Layouts,
@@ -406,6 +407,8 @@ class Compiled(Stage):
                 outs = self.executable(leaves)
                 for out in outs if self.traced.home is not None else ():
                     out._sharding = self.traced.home
+                if config.default_device is not None:
+                    note_made(outs)
                 return self.out_tree.unflatten(outs)
             names = partial(self.traced.signature.leaf_names, args, kwargs)
             wanted = self.traced.out_shardings
