@@ -402,6 +402,7 @@ def test_deferred_modules_stand_in_the_table_of_the_compiler():
         "random/keys.py",
         "sharding/array.py",
         "sharding/explicit_layouts.py",
+        "sharding/named.py",
         "sharding/shard_map_rules.py",
         "transport/world.py",
     ]

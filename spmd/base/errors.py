@@ -9,7 +9,7 @@ base class puts the line first.
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from spmd.base.source import UNKNOWN, current_source
 
@@ -105,6 +105,17 @@ class AxisError(SpmdError, NameError, ValueError, AssertionError):
 
 class ShardingError(SpmdError, ValueError):
     """A sharding, mesh or partition spec does not fit the array or the devices."""
+
+
+class DuplicateSpecError(ShardingError):
+    """A partition spec names a mesh axis more than once: `pspec`, over `mesh`."""
+
+    mesh: Any = None
+    pspec: Any = None
+
+
+class IndivisibleError(ShardingError):
+    """A dim is not a multiple of the number of its parts."""
 
 
 class NoMeshError(ShardingError, RuntimeError):

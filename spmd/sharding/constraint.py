@@ -100,6 +100,8 @@ def constrain(
 def as_sharding(what: str, place: Any) -> NamedSharding:
     """A sharding as users give one: over a mesh, a spec over that in scope, or of one device."""
     place = without_layout(place)
+    if isinstance(place, Sharding):
+        place = place.over_mesh()
     if isinstance(place, NamedSharding):
         return place
     if isinstance(place, SingleDeviceSharding):
@@ -120,7 +122,7 @@ def as_sharding(what: str, place: Any) -> NamedSharding:
         return NamedSharding(mesh, place)
     except ShardingError as error:
         text = error.text.removeprefix("NamedSharding: ")
-        raise ShardingError(f"{current_source()}: {what}: {text}") from None
+        raise type(error)(f"{current_source()}: {what}: {text}") from None
 
 
 def constrain_tree(
@@ -198,7 +200,8 @@ set_sharding_resolver(_of_struct)
 def shardings_of_leaves(x: Any, shardings: Any, what: str) -> list[Sharding | None]:
     """The sharding that a pytree prefix gives to each leaf of `x`."""
     places = map(without_layout, broadcast_prefix(shardings, x, what, is_placement))
-    return [as_sharding(what, p) if isinstance(p, PartitionSpec) else p for p in places]
+    found = [as_sharding(what, p) if isinstance(p, PartitionSpec) else p for p in places]
+    return [p.over_mesh() if isinstance(p, Sharding) else p for p in found]
 
 
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:

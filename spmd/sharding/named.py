@@ -18,7 +18,15 @@ from spmd.base.device import (
     check_memory_kind,
     process_index,
 )
-from spmd.base.errors import ArgumentError, FrozenError, ShapeError, ShardingError
+from spmd.base.errors import (
+    ArgumentError,
+    DuplicateSpecError,
+    FrozenError,
+    IndivisibleError,
+    ShapeError,
+    ShardingError,
+)
+from spmd.base.lazy_import import Deferred
 from spmd.base.record import record
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes
 from spmd.sharding.spec import PartitionSpec, Unconstrained, check_platforms
@@ -27,6 +35,8 @@ if TYPE_CHECKING:
     from spmd.core.aval import ShapedArray
 
 Index = tuple[slice, ...]
+
+_hlo: Any = Deferred("spmd.sharding.xla.hlo_sharding")
 
 
 class Sharding:
@@ -71,10 +81,34 @@ class Sharding:
         """The same as results of `ndim` dims have it."""
         return self
 
+    def over_mesh(self) -> Sharding:
+        """The same over a mesh, where it can only be said so to a compiled program; else itself."""
+        return self
+
     @property
     def num_devices(self) -> int:
         """The number of devices that hold a shard, those of other processes included."""
         return len(self.device_set)
+
+    # What libraries ask of JAX's shardings.
+
+    @property
+    def _device_assignment(self) -> tuple[Device, ...]:
+        """The devices in their order."""
+        return tuple(self.devices_indices_map(()))
+
+    @property
+    def _internal_device_list(self) -> tuple[Device, ...]:
+        return self._device_assignment
+
+    @property
+    def _is_concrete(self) -> bool:
+        """Whether it is over devices."""
+        return True
+
+    def _to_xla_hlo_sharding(self, num_dimensions: int) -> Any:
+        """The same in XLA's words, for arrays of a number of dims."""
+        return _hlo.HloSharding.replicate()
 
     @property
     def _addressable_device_assignment(self) -> tuple[Device, ...]:
@@ -265,10 +299,12 @@ class NamedSharding(Sharding):
             _check_sets_of_mesh(mesh, spec)
         if len(set(named)) != len(named):
             twice = next(a for a in named if named.count(a) > 1)
-            raise ShardingError(
+            error = DuplicateSpecError(
                 f"NamedSharding: {spec} uses mesh axis {twice!r} more than once; an axis can split "
                 "one dim, once"
             )
+            error.mesh, error.pspec = mesh, spec
+            raise error
         if memory_kind is not None:
             check_memory_kind("NamedSharding", memory_kind)
         elif not isinstance(mesh, AbstractMesh):
@@ -379,6 +415,22 @@ class NamedSharding(Sharding):
             )
 
     @property
+    def _device_assignment(self) -> tuple[Device, ...]:
+        return tuple(self.mesh.flat_devices())
+
+    @property
+    def _is_concrete(self) -> bool:
+        return not isinstance(self.mesh, AbstractMesh)
+
+    def _to_xla_hlo_sharding(self, num_dimensions: int) -> Any:
+        kinds = _hlo.OpShardingType
+        types = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
+        special = {axis: kinds.MANUAL for axis, kind in types if kind is AxisType.Manual}
+        special |= dict.fromkeys(self.spec.unreduced, kinds.UNREDUCED)
+        axes = [self.spec.axes_of(dim) for dim in range(num_dimensions)]
+        return _hlo.of_axes(dict(self.mesh.shape), axes, special)
+
+    @property
     def replicated_axes(self) -> frozenset[Any]:
         """The axes of the mesh along which all devices hold the same."""
         used = {*self.spec.all_axes(), *self.spec.unreduced, *self.spec.reduced}
@@ -461,7 +513,7 @@ class NamedSharding(Sharding):
             if size % parts and not ((uneven or self.uneven) and self._are_auto(axes)):
                 up = -(-size // parts) * parts
                 advice = " Parts may differ in size along Auto axes only." if self.uneven else ""
-                raise ShardingError(
+                raise IndivisibleError(
                     f"{what} has shape {tuple(shape)}, and {self.spec} splits dim {d} (size "
                     f"{size}) over mesh axis {_axes_text(axes)} (size {parts}); {size} is not a "
                     f"multiple of {parts}.\nPad dim {d} to {up}, or leave it whole with None."

@@ -38,8 +38,16 @@ def layouts_of(leaves: Sequence[Any]) -> Layouts | None:
             break
     else:
         return None
-    found = [x.sharding if type(x) is Array and x.shards is not None else None for x in leaves]
-    named = tuple([s if isinstance(s, NamedSharding) else None for s in found])
+    named = tuple(
+        [
+            found
+            if type(x) is Array
+            and x.shards is not None
+            and isinstance(found := x.sharding.over_mesh(), NamedSharding)
+            else None
+            for x in leaves
+        ]
+    )
     return named if any(named) else None
 
 

@@ -365,7 +365,7 @@ def _sharding(what: str, mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
         return NamedSharding(mesh, spec)
     except ShardingError as error:
         text = error.text.removeprefix("NamedSharding: ")
-        raise ShardingError(f"{current_source()}: {what}: {text}") from None
+        raise type(error)(f"{current_source()}: {what}: {text}") from None
 
 
 def _trace(

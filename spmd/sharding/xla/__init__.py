@@ -1,0 +1,1 @@
+"""Shardings in XLA's words, for programs that read or make them."""
