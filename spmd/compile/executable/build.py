@@ -18,6 +18,7 @@ from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     collective,
     control,
     convolution,
+    fourier,
     kernels,
     matmul,
     nested_shard_map,

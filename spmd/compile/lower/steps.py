@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from spmd.base.record import field, record
 from spmd.base.source import UNKNOWN, Source
 from spmd.compile.kernel.attention import BlockedAttention
+from spmd.compile.kernel.fourier import Transform
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
 from spmd.compile.kernel.packing import Packing
@@ -186,6 +187,16 @@ class Contract:
 
 
 @record
+class Fourier:
+    """Run transforms over the operand at `refs[0]` with the roots at `refs[1]` to `refs[2]`."""
+
+    transform: Transform
+    refs: tuple[Ref, ...]
+    name: str = "fft"
+    source: Source = UNKNOWN
+
+
+@record
 class Attend:
     """Run a part of attention over what it reads at the first refs, and what it writes behind."""
 
@@ -201,7 +212,7 @@ class Attend:
 
 
 # The steps that name what is to be compiled; each has its `refs`, a name and a source.
-Compiled: TypeAlias = Launch | Multiply | Pack | Contract | Sort | SortRows | Attend
+Compiled: TypeAlias = Launch | Multiply | Pack | Contract | Sort | SortRows | Fourier | Attend
 
 Step: TypeAlias = (
     Compiled
@@ -221,7 +232,9 @@ def accesses(step: Step) -> list[tuple[Ref, bool]]:
     """The refs that a step itself reads (False) or writes (True)."""
     found: list[tuple[Ref, bool]] = []
     match step:
-        case Launch() | Multiply() | Pack() | Contract() | Sort() | SortRows() | Attend():
+        case (
+            Launch() | Multiply() | Pack() | Contract() | Sort() | SortRows() | Fourier() | Attend()
+        ):
             for ref, role in zip(step.refs, _roles(step), strict=True):
                 if role != "out":
                     found.append((ref, False))
@@ -255,6 +268,8 @@ def _roles(step: Compiled) -> list[str]:
             return ["inout", "out"][: len(step.refs)]
         case SortRows():
             return ["in", "out", "out"][: len(step.refs)]
+        case Fourier():
+            return ["in", "in", "out"]
         case Attend(kernel=kernel):
             return ["in"] * len(kernel.reads) + ["out"] * len(kernel.writes)
 
@@ -305,6 +320,8 @@ def _name(step: Step) -> str:
             return f"{type(step).__name__.lower()} {step.name}"
         case SortRows():
             return f"{step.name} rows"
+        case Fourier(transform=t):
+            return f"{step.name} {t.kind} {t.count}x{t.size}"
         case Attend(kernel=k):
             sizes = (k.batch, k.heads, k.groups, k.queries, k.keys, k.features)
             return f"{step.name} {k.part} {'x'.join(map(str, sizes))}"

@@ -18,6 +18,7 @@ from spmd.compile.cpu.assemble.compile_callees import (
     packing,
     planning,
     rendering,
+    transforming,
 )
 from spmd.compile.cpu.assemble.compiled_loops import LoopCode, LoopCompiler
 from spmd.compile.cpu.matmul import plan as matmul_plan
@@ -27,9 +28,11 @@ from spmd.compile.cpu.sort.steps import sort_step
 from spmd.compile.cpu.sort.value_steps import shares_rows, values_steps
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
+from spmd.compile.lazy import fourier_plan
 from spmd.compile.lower.steps import (
     Compiled,
     Contract,
+    Fourier,
     Launch,
     Multiply,
     Pack,
@@ -145,6 +148,9 @@ class Builder(ProgramBuilder):
             case Contract():
                 plan = contracting(step.contraction)
                 made = window_plan.contract_step(plan, addresses, slots, name)
+            case Fourier(transform=transform):
+                plan = transforming(transform)
+                made = fourier_plan.transform_step(plan, addresses, slots, name)
             case Sort(rows=rows, size=size) if len(step.refs) > 1 and shares_rows(size):
                 return values_steps(addresses, (slots[0], *slots), rows, size, "u64", name)
             case Sort(rows=rows, size=size, kept=kept):

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from spmd.base.config import config
 from spmd.compile.cpu.assemble.compiled_loops import INLINE_POINTS
@@ -23,12 +23,15 @@ from spmd.compile.cpu.matmul import window_plan
 from spmd.compile.cpu.sort.steps import sort_text
 from spmd.compile.cpu.sort.value_steps import shares_rows, text_for
 from spmd.compile.kernel.format import format_kernel
+from spmd.compile.kernel.fourier import Transform
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
 from spmd.compile.kernel.packing import Packing
 from spmd.compile.kernel.window_contraction import Contraction
+from spmd.compile.lazy import fourier_plan
 from spmd.compile.lower.steps import (
     Contract,
+    Fourier,
     Launch,
     Multiply,
     Pack,
@@ -42,7 +45,7 @@ from spmd.compile.native.llvm.compiler import host, loader
 from spmd.compile.native.llvm.vector_emitter import Target
 from spmd.compile.schedule.prepack_operands import packed_product
 
-Callee: TypeAlias = Kernel | Product | Packing | Contraction | Sort | SortRows
+Callee: TypeAlias = Kernel | Product | Packing | Contraction | Transform | Sort | SortRows
 
 
 @cache
@@ -69,6 +72,12 @@ packing = cache(matmul_plan.plan_packing)
 contracting = cache(window_plan.plan_contraction)
 
 
+@cache
+def transforming(transform: Transform) -> Any:
+    """How a transform is computed: a `TransformPlan`."""
+    return fourier_plan.plan_transform(transform, host().vector_bytes)
+
+
 def callee_of(step: Step) -> Callee | None:
     """The callee of a step, if it names one to be compiled."""
     match step:
@@ -80,6 +89,8 @@ def callee_of(step: Step) -> Callee | None:
             return step.packing
         case Contract():
             return step.contraction
+        case Fourier():
+            return step.transform
         case Sort() | SortRows():
             return step
     return None
@@ -124,6 +135,8 @@ class CalleeCompiler:
                 self._plan(packing(callee))
             case Contraction():
                 self._plan(contracting(callee))
+            case Transform():
+                self.batch.add(*transforming(callee).texts, optimize=True)
             case Sort(size=size, refs=(_, _)) if shares_rows(size):
                 self.batch.add(text_for("u64", size, True), optimize=True)
             case Sort(kept=kept):
