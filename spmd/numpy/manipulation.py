@@ -67,8 +67,8 @@ def size(a: ArrayLike, axis: Axis = None) -> int:
     return math.prod(sizes[d] for d in canonical_axes(axis, len(sizes), "size"))
 
 
-@lays_out_result
 @cached_options
+@lays_out_result
 def reshape(
     a: ArrayLike,
     shape: Any = None,
@@ -122,8 +122,8 @@ def _new_shape(old: tuple[int, ...], shape: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-@lays_out_result
 @cached_options
+@lays_out_result
 def ravel(a: ArrayLike, order: str = "C", *, out_sharding: Any = None) -> Array:
     """Put all elements into one dim.
 
