@@ -161,6 +161,20 @@ class ShapedArray:
         return found
 
     to_tangent_aval = tangent  # JAX's name
+    normalize = strip_weak  # JAX's name
+
+    def lo_ty(self) -> list[ShapedArray]:
+        """The types of what values of this one are made of (JAX's `hijax`): itself alone."""
+        return [self]
+
+    def lower_val(self, value: Any) -> list[Any]:
+        """What a value of this type is made of: itself alone."""
+        return [value]
+
+    def raise_val(self, *values: Any) -> Any:
+        """The value of this type that is made of `values`, of which there is one."""
+        (value,) = values
+        return value
 
     @property
     def sharding(self) -> Any:

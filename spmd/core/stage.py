@@ -22,7 +22,7 @@ from spmd.core.aval import NO_AXES, HasAval, ShapedArray, is_arraylike, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.explicit import align_sums, result_avals
 from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, ShownParams, Var
-from spmd.core.mutable.cells import Cell
+from spmd.core.mutable.cells import Cell, cell_of
 from spmd.core.primitive import Primitive
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
 
@@ -293,10 +293,11 @@ def _literal(x: Any) -> Literal | None:
 def check_outputs(outs: Sequence[Any], debug: Debug) -> None:
     """Raise an ArgumentError for a traced function's output that is no array."""
     for x in outs:
-        if isinstance(x, Cell):
+        cell = cell_of(x)
+        if cell is not None:
             raise RefError(
-                f"{debug.name} (at {debug.source}) returned a mutable array ({x.aval.short()}, "
-                f"made at {x.made_at}), which can't be returned: return freeze(ref) or ref[...]"
+                f"{debug.name} (at {debug.source}) returned a mutable array ({cell.aval.short()}, "
+                f"made at {cell.made_at}), which can't be returned: return freeze(ref) or ref[...]"
             )
         if not is_arraylike(x):
             raise ArgumentError(

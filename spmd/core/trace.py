@@ -41,10 +41,17 @@ class Trace:
     # Whether it stages a function, and the mutable arrays that this reached outside of itself.
     stages: bool = False
     touches: Any = None
+    # The cells of values of libraries' mutable types that were made under it.
+    kept: list[Any] | None = None
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         """Apply `prim` to operands, some of which may be this trace's tracers."""
         raise NotImplementedError
+
+    def keep(self, cell: Any) -> None:
+        """Let a cell that was made under this trace live as long as it does."""
+        if self.parent is not None:  # a cell of the outermost can be made anew
+            self.kept = [*(self.kept or ()), cell]
 
     def finish(self) -> None:
         """Declare that no tracer of this trace may be used any more."""

@@ -28,7 +28,7 @@ from spmd.core.axis import cast_to_vma
 from spmd.core.call import impl_jaxpr, nonzero, refuse_io, spread
 from spmd.core.check import check_operands
 from spmd.core.explicit import joined_sharding
-from spmd.core.ir import ClosedJaxpr
+from spmd.core.ir import ClosedJaxpr, Var
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
 from spmd.core.mutable.control_flow import switch_with_cells
@@ -408,7 +408,7 @@ def _batched_index(
     fix = "every branch runs for all examples; use lax.map"
     refuse_io("a cond whose predicate differs under vmap", fix, *branches)
     index = to_front(index, dim, axis.size)
-    pairs = list(zip(args, flags, strict=True))
+    pairs, shared = list(zip(args, flags, strict=True)), args
     # A value that all examples share becomes one of each: its cotangents are summed afterwards.
     apart = [is_batched or _differentiable(x) for x, is_batched in pairs]
     args = [
@@ -419,8 +419,14 @@ def _batched_index(
     for k, branch in enumerate(branches):
         batched, _ = batch_jaxpr(branch, axis, apart, force_out=True)
         rows.append(eval_closed(batched, *(_where_chosen(index, k, x) for x in args)))
-    outs = []
-    for column in zip(*rows, strict=True):
+    outs: list[Any] = []
+    dims: list[int | None] = []
+    for column, passed in zip(zip(*rows, strict=True), _passed_on(branches), strict=True):
+        if passed is not None and not flags[passed]:  # all examples get the one that they share
+            outs.append(shared[passed])
+            dims.append(None)
+            continue
+        dims.append(0)
         shape = typeof(column[0]).shape
         which = broadcast_in_dim(index, shape, (0,))
         if len(column) == 2:
@@ -428,7 +434,17 @@ def _batched_index(
         else:
             out = select_n(which, *column)
         outs.append(out)
-    return outs, [0] * len(outs)
+    return outs, dims
+
+
+def _passed_on(branches: Sequence[ClosedJaxpr]) -> list[int | None]:
+    """For each result the operand that all branches return as it is; None if there is none."""
+    places = []
+    for branch in branches:
+        at = {var: k for k, var in enumerate(branch.jaxpr.invars)}
+        outs = branch.jaxpr.outvars
+        places.append([at.get(x) if isinstance(x, Var) else None for x in outs])
+    return [column[0] if len(set(column)) == 1 else None for column in zip(*places, strict=True)]
 
 
 def _known(unknown: Sequence[bool], params: dict[str, Any]) -> Any:

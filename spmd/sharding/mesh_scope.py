@@ -16,7 +16,7 @@ from spmd.base.errors import ArgumentError, ShardingError
 from spmd.core import aval as avals
 from spmd.core.aval import ShapedArray
 from spmd.core.jvp import JVPTracer
-from spmd.core.mutable.cells import AbstractRef, Cell
+from spmd.core.mutable.cells import AbstractRef, Cell, type_of_boxed
 from spmd.core.trace import Tracer
 from spmd.core.vmap import BatchTracer
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
@@ -161,6 +161,9 @@ def typeof(x: Any) -> Any:
     """
     if isinstance(x, Cell):
         return AbstractRef(x.aval)
+    kind = type_of_boxed(x)
+    if kind is not None:
+        return kind
     aval = avals.typeof(x)
     while isinstance(x, JVPTracer | BatchTracer):  # over the mesh of the array that is in it
         x = x.val if isinstance(x, BatchTracer) else x.primal

@@ -151,3 +151,17 @@ def test_a_function_that_names_itself_is_freed():
     found = looped()
     gc.collect()
     assert found() is None
+
+
+def test_a_result_that_all_branches_pass_on_stays_shared_under_vmap():
+    y = np.float32(3)
+    f = lambda p, x, y: lax.cond(p, lambda x, y: (x + 1, y), lambda x, y: (x, y), x, y)  # noqa: E731
+    x = np.arange(2, dtype=np.float32)
+    outs = spmd.vmap(f, in_axes=(0, 0, None), out_axes=(0, None))(x > 0, x, y)
+    np.testing.assert_array_equal(outs[0], [0, 2])
+    np.testing.assert_array_equal(outs[1], y)
+    swapped = lambda p, y: lax.cond(p, lambda y: y, lambda y: -y, y)  # noqa: E731
+    with pytest.raises(ValueError, match="out_axes is None"):
+        spmd.vmap(swapped, in_axes=(0, None), out_axes=None)(x > 0, y)
+    given = spmd.vmap(spmd.grad(lambda y, p: sum(f(p, y * 2, y))), in_axes=(None, 0))(y, x > 0)
+    np.testing.assert_array_equal(given, [3, 3])

@@ -45,7 +45,7 @@ from spmd.core.argument_names import spread_over_arguments
 from spmd.core.aval import ShapedArray, ShapeDtypeStruct, is_arraylike, typeof
 from spmd.core.call import UNSPECIFIED, jit_p, jit_params, placing
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.mutable.cells import Cell, TouchedCells
+from spmd.core.mutable.cells import Cell, TouchedCells, cell_of
 from spmd.core.rewrite import dce, drop_inputs, eval_closed, hoist_tracers, prune_consts
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
@@ -431,7 +431,7 @@ class JitFunction:
         try:
             return split, [typeof(x) for x in split.leaves]
         except ArgumentError:
-            cells = [x for x in split.leaves if isinstance(x, Cell)]
+            cells = [cell for x in split.leaves if (cell := cell_of(x)) is not None]
             if cells:
                 raise TouchedCells(self._signature.what, cells) from None
             self._signature.check_arity(args, kwargs)

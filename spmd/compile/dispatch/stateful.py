@@ -16,6 +16,7 @@ from spmd.base.util import api_boundary
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.core.mutable.cells import (
     Cell,
+    cell_of,
     held,
     put_back,
     put_cells,
@@ -93,8 +94,9 @@ class StatefulCalls:
         parts = Split([], split.tree, split.static_args, split.static_kwargs)
 
         def run(values: list[Any], closed_values: list[Any], others: list[Any]) -> Any:
-            inner = [kind(x, aval) for (kind, aval), x in zip(kinds, values, strict=True)]
-            leaves = put_cells(dict(zip(places, inner, strict=True)), others)
+            inner = [k.holding(x, aval) for (k, aval), x in zip(kinds, values, strict=True)]
+            shown = [cell.shown for cell in inner]
+            leaves = put_cells(dict(zip(places, shown, strict=True)), others)
             args, kwargs = self.signature.join(parts, leaves)
             with held(closed, closed_values):
                 out = self.fun(*args, **kwargs)
@@ -190,12 +192,14 @@ class StatefulStage:
                 f"{self.in_tree}, got {tree}"
             )
         places = take_cells(self._split.leaves)[0]
-        values = [read(x) if isinstance(x, Cell) else x for x in leaves]
+        cells = [cell_of(x) for x in leaves]
+        values = [x if c is None else read(c) for x, c in zip(leaves, cells, strict=True)]
         mine = [values[k] for k in places]
         others = [x for k, x in enumerate(values) if k not in places]
         out, mine_after, closed_after = self._stage(mine, values_of(self._closed), others)
-        kept = [(leaves[k], y) for k, y in zip(places, mine_after, strict=True)]
-        cells = [(c, y) for c, y in kept if isinstance(c, Cell)]
-        put_back([c for c, _ in cells], [y for _, y in cells])
+        for k, value in zip(places, mine_after, strict=True):
+            cell = cells[k]
+            if cell is not None:
+                put_back([cell], [value])
         put_back(self._closed, closed_after)
         return out

@@ -4,19 +4,25 @@ A cell holds a value of the trace under which it was made, and a write puts anot
 differentiation and batching see pure operations. A function that is staged writes no jaxpr with
 effects: when it writes to a cell from outside, its staging ends in `TouchedCells`, and the caller
 stages it again with the cell's value as one more argument and one more result (`held`).
+
+A library's mutable type (JAX's `hijax`) becomes a kind of cell by `register_box_type`: a `Box`
+stands for one value of it. It holds a pytree, whose structure may change with a write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from spmd.base.context import state
 from spmd.base.errors import RefError
 from spmd.base.source import Source, current_source
+from spmd.base.tree import register_pytree_node, tree_flatten, tree_unflatten
 from spmd.core.aval import ShapedArray
 from spmd.core.trace import Trace, Tracer, leak_message
 
@@ -37,6 +43,21 @@ class Cell:
         self._level: Trace = state.trace
         self._frozen: Source | None = None
         self.made_at: Source = current_source()
+
+    @property
+    def shown(self) -> Any:
+        """What functions see of it."""
+        return self
+
+    @classmethod
+    def holding(cls, value: Any, aval: Any) -> Cell:
+        """A new cell of this kind for a value of the current trace."""
+        return cls(value, aval)
+
+    @staticmethod
+    def parts(value: Any) -> Sequence[Any]:
+        """The arrays of a value that a cell of this kind holds."""
+        return (value,)
 
 
 class AbstractRef:
@@ -110,9 +131,9 @@ def _stages_above(cell: Cell) -> list[Trace]:
             found.append(at)
         at = at.parent
     if home is not None and at is not home:
-        value = cell._value
-        if isinstance(value, Tracer) and not cell._level.alive:
-            raise RefError(leak_message(value))
+        tracers = [x for x in cell.parts(cell._value) if isinstance(x, Tracer)]
+        if tracers and not cell._level.alive:
+            raise RefError(leak_message(tracers[0]))
         return []
     return found
 
@@ -149,16 +170,25 @@ def read(cell: Cell, what: str = "get") -> Any:
 def write(cell: Cell, value: Any, what: str = "set") -> None:
     """Put a value of the cell's type into it."""
     stage = _reach(cell, what)
-    if isinstance(value, Tracer) and not _is_within(value._trace, cell._level):
-        raise RefError(
-            f"{current_source()}: {what}: the value {value!r} belongs to a transformation that "
-            f"this mutable array ({cell.aval.short()}, made at {cell.made_at}) is outside of. "
-            "Make the array inside of the transformed function, or pass it as an argument"
-        )
+    _check_within(cell, value, what)
+    _note_write(cell, stage)
+    cell._value = value
+
+
+def _check_within(cell: Cell, value: Any, what: str) -> None:
+    for x in cell.parts(value):
+        if isinstance(x, Tracer) and not _is_within(x._trace, cell._level):
+            raise RefError(
+                f"{current_source()}: {what}: the value {x!r} belongs to a transformation that "
+                f"this mutable array ({cell.aval.short()}, made at {cell.made_at}) is outside of. "
+                "Make the array inside of the transformed function, or pass it as an argument"
+            )
+
+
+def _note_write(cell: Cell, stage: Trace | None) -> None:
     touches = None if stage is None else stage.touches
     if touches is not None and id(cell) in touches.before:
         touches.written[id(cell)] = cell
-    cell._value = value
 
 
 def _is_within(trace: Any, level: Any) -> bool:
@@ -226,8 +256,8 @@ def put_back(cells: Sequence[Cell], values: Sequence[Any]) -> None:
 
 def take_cells(leaves: Sequence[Any]) -> tuple[dict[int, Cell], list[Any]]:
     """The cells among leaves, by their positions, and the other leaves."""
-    cells = {k: x for k, x in enumerate(leaves) if isinstance(x, Cell)}
-    return cells, [x for x in leaves if not isinstance(x, Cell)] if cells else list(leaves)
+    cells = {k: cell for k, x in enumerate(leaves) if (cell := cell_of(x)) is not None}
+    return cells, [x for k, x in enumerate(leaves) if k not in cells] if cells else list(leaves)
 
 
 def put_cells(cells: Mapping[int, Any], others: Sequence[Any]) -> list[Any]:
@@ -248,24 +278,199 @@ def pure_of_cells(
     `pure` takes values in place of the cells among `leaves`, and returns what is left in those that
     `f` wrote to, behind its results: first in those given, then in those from outside.
     """
-    places = [k for k, x in enumerate(leaves) if isinstance(x, Cell)]
-    kinds = [(type(leaves[k]), leaves[k].aval) for k in places]
-    values = [read(x) if isinstance(x, Cell) else x for x in leaves]
+    cells, _ = take_cells(leaves)
+    flat: list[Any] = []
+    trees: dict[int, Any] = {}
+    for k, x in enumerate(leaves):
+        parts, trees[k] = tree_flatten(read(cells[k])) if k in cells else ([x], None)
+        flat += parts
 
     def attempt(outside: list[Cell]) -> R:
-        if not places and not outside:
-            return stage(f, values)
+        if not cells and not outside:
+            return stage(f, flat)
         before = values_of(outside)
 
         def pure(*xs: Any) -> list[Any]:
-            inner = {k: kind(xs[k], aval) for k, (kind, aval) in zip(places, kinds, strict=True)}
-            given = [inner.get(k, x) for k, x in enumerate(xs)]
-            first = [*(xs[k] for k in places), *before]
+            rest = iter(xs)
+            first, inner, given = [], [], []
+            for k, tree in trees.items():
+                if tree is None:
+                    given.append(next(rest))
+                    continue
+                first.append(tree_unflatten(tree, [*islice(rest, tree.num_leaves)]))
+                inner.append(type(cells[k]).holding(first[-1], cells[k].aval))
+                given.append(inner[-1].shown)
             with held(outside, before):
                 outs = f(*given)
-                after = [*values_of([*inner.values()]), *values_of(outside)]
-            return [*outs, *(y for x, y in zip(first, after, strict=True) if x is not y)]
+                after = values_of([*inner, *outside])
+            pairs = zip([*first, *before], after, strict=True)
+            return [*outs, *(part for old, new in pairs for part in _changed(old, new))]
 
-        return stage(pure, values)
+        return stage(pure, flat)
 
     return with_cells(attempt)
+
+
+def _changed(old: Any, new: Any) -> list[Any]:
+    """The arrays of the value that was written over another one; none if that is still there."""
+    (before, tree), (after, tree_after) = tree_flatten(old), tree_flatten(new)
+    same = tree == tree_after and all(x is y for x, y in zip(before, after, strict=True))
+    return [] if same else after
+
+
+# ---- mutable types of libraries ----------------------------------------------------------------
+
+# The functions that give the type of a value, by its class, and the cells that stand for values.
+_box_types: dict[type, Callable[[Any], Any]] = {}
+_boxes: WeakValueDictionary[int, Box] = WeakValueDictionary()
+
+
+class Contents:
+    """What a value of a library's mutable type holds: arrays, and a state that says their order."""
+
+    __slots__ = ("leaves", "state")
+
+    def __init__(self, leaves: Sequence[Any], state: Any):
+        self.leaves, self.state = list(leaves), state
+
+
+register_pytree_node(
+    Contents, lambda x: (x.leaves, x.state), lambda state, leaves: Contents(leaves, state)
+)
+
+
+class BoxType:
+    """The type of a box: `kind` is the library's, with JAX's methods of a mutable type."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: Any):
+        self.kind = kind
+
+    def short(self) -> str:
+        """The type's name in messages."""
+        return str(self.kind)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BoxType) and self.kind == other.kind
+
+    def __hash__(self) -> int:
+        return hash((BoxType, self.kind))
+
+
+class Box(Cell):
+    """The cell that stands for a value of a library's mutable type.
+
+    It lives as long as the trace that the value was made under. That of a value which was made
+    outside of all traces can be made anew.
+    """
+
+    __slots__ = ("_is_open", "_thing")
+
+    def __init__(self, thing: Any, kind: Any, level: Trace):
+        self.aval = BoxType(kind)  # type: ignore[assignment]
+        self._thing, self._level = thing, level
+        self._frozen = None
+        self._is_open = False
+        self.made_at = current_source()
+        _boxes[id(thing)] = self
+        level.keep(self)
+
+    @property
+    def _value(self) -> Contents:  # type: ignore[override]
+        """What the value holds now."""
+        kind = self.aval.kind
+        with self._open():
+            # Weak types are the arrays' own affair, as in any pytree.
+            found = self._thing.cur_qdd().normalize()
+            return Contents(kind.read_loval(found, self._thing), found)
+
+    @_value.setter
+    def _value(self, value: Contents) -> None:
+        with self._open():
+            self.aval.kind.update_from_loval(value.state, self._thing, *value.leaves)
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Let the type's own functions, which use its operations, come at what it holds."""
+        before, self._is_open = self._is_open, True
+        try:
+            yield
+        finally:
+            self._is_open = before
+
+    @property
+    def shown(self) -> Any:
+        """The library's value."""
+        return self._thing
+
+    @classmethod
+    def holding(cls, value: Contents, aval: BoxType) -> Box:  # type: ignore[override]
+        """The box of a new value of the library's type."""
+        thing = aval.kind.new_from_loval(value.state, *value.leaves)
+        return cls(thing, type_of_boxed(thing), state.trace)
+
+    @staticmethod
+    def parts(value: Contents) -> Sequence[Any]:
+        """The arrays that it holds."""
+        return value.leaves
+
+
+def register_box_type(kind: type, type_of: Callable[[Any], Any]) -> None:
+    """Declare a class of mutable values; `type_of(x)` has JAX's methods of a mutable type.
+
+    These are `read_loval`, `update_from_loval` and `new_from_loval`; a value has `cur_qdd()`, the
+    state that says what its arrays are, and a state has `normalize()`, itself without weak types.
+    """
+    _box_types[kind] = type_of
+
+
+def type_of_boxed(x: Any) -> Any:
+    """The library's type of a value, if it is of a class that is registered; else None."""
+    if not _box_types:
+        return None
+    for kind in type(x).__mro__:
+        type_of = _box_types.get(kind)
+        if type_of is not None:
+            return type_of(x)
+    return None
+
+
+def cell_of(x: Any) -> Cell | None:
+    """The cell that a leaf of a pytree is or stands for; None for one that is no mutable value."""
+    if isinstance(x, Cell):
+        return x
+    kind = type_of_boxed(x)
+    if kind is None or not kind.has_qdd:
+        return None
+    return _boxes.get(id(x)) or Box(x, kind, _outermost())
+
+
+def _outermost() -> Trace:
+    at = state.trace
+    while at.parent is not None:
+        at = at.parent
+    return at
+
+
+def use_boxes(run: Callable[[], Any], operands: Sequence[Any], what: str) -> Any:
+    """`run()`, an operation of a library that reads or writes values of its mutable types."""
+    cells = [c for c in map(cell_of, operands) if isinstance(c, Box) and not c._is_open]
+    stages = [_reach(cell, what) for cell in cells]
+    before = [cell._value for cell in cells]
+    out = run()
+    for cell, stage, old in zip(cells, stages, before, strict=True):
+        new = cell._value
+        if not _changed(old, new):
+            continue
+        try:
+            _check_within(cell, new, what)
+        except RefError:
+            cell._value = old
+            raise
+        _note_write(cell, stage)
+    for made in out if isinstance(out, list | tuple) else [out]:
+        kind = type_of_boxed(made)
+        if kind is not None and kind.has_qdd and id(made) not in _boxes:
+            Box(made, kind, state.trace)
+    return out

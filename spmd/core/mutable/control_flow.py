@@ -13,7 +13,15 @@ from spmd.base.errors import RefError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.base.util import wraps
-from spmd.core.mutable.cells import Cell, held, put_back, read, values_of, with_cells
+from spmd.core.mutable.cells import (
+    Cell,
+    cell_of,
+    held,
+    put_back,
+    read,
+    values_of,
+    with_cells,
+)
 
 
 def cells_in(leaves: Sequence[Any]) -> list[int]:
@@ -37,10 +45,23 @@ def _part(joined: Any, inside: int | None) -> Any:
 
 def _check_carry(what: str, init: Any) -> None:
     for x in tree_flatten(init)[0]:
-        if isinstance(x, Cell):
+        cell = cell_of(x)
+        if cell is not None:
             raise RefError(
-                f"{current_source()}: {what}: the carry holds a mutable array ({x.aval.short()}, "
-                f"made at {x.made_at}), which can't be returned. Close over it instead"
+                f"{current_source()}: {what}: the carry holds a mutable array "
+                f"({cell.aval.short()}, made at {cell.made_at}), which can't be returned. Close "
+                "over it instead"
+            )
+
+
+def _check_structure(what: str, cells: Sequence[Cell], before: Sequence[Any]) -> None:
+    for cell, old in zip(cells, before, strict=True):
+        given, now = tree_flatten(old)[1], tree_flatten(read(cell))[1]
+        if given != now:
+            raise RefError(
+                f"{current_source()}: {what}: an iteration changes which arrays a mutable value "
+                f"({cell.aval.short()}, made at {cell.made_at}) holds: from {given} to {now}. "
+                "Write arrays of the same shapes and dtypes in the same structure"
             )
 
 
@@ -64,6 +85,7 @@ def scan_with_cells(
         def body(joined: Any, x: Any) -> Any:
             with held(cells, joined[-1]):
                 carry, y = f(_part(joined, inside), x)
+                _check_structure("scan", cells, joined[-1])
                 return _join(carry, values_of(cells), inside)[0], y
 
         first, at = _join(init, values_of(cells), inside)
@@ -115,6 +137,7 @@ def while_with_cells(
         def whole_body(joined: Any) -> Any:
             with held(cells, joined[-1]):
                 carry = body(_part(joined, inside))
+                _check_structure("while_loop", cells, joined[-1])
                 return _join(carry, values_of(cells), inside)[0]
 
         first, at = _join(init, values_of(cells), inside)
@@ -130,14 +153,14 @@ def switch_with_cells(
 ) -> Any:
     """`run(functions, operands)` for branches that may write to cells, given or closed over."""
     leaves, tree = tree_flatten(tuple(operands))
-    places = cells_in(leaves)
-    if places:
-        operands = [x for x in leaves if not isinstance(x, Cell)]
+    mutable = [cell_of(x) is not None for x in leaves]
+    if any(mutable):
+        operands = [x for x, is_cell in zip(leaves, mutable, strict=True) if not is_cell]
 
         def closed(f: Callable[..., Any]) -> Callable[..., Any]:
             def branch(*others: Any) -> Any:
                 rest = iter(others)
-                whole = [x if isinstance(x, Cell) else next(rest) for x in leaves]
+                whole = [x if own else next(rest) for x, own in zip(leaves, mutable, strict=True)]
                 return f(*tree_unflatten(tree, whole))
 
             return named_as(f, branch)

@@ -1,7 +1,9 @@
-"""`jax.experimental.hijax`: types of their users' own in jaxprs, which spmd has not.
+"""`jax.experimental.hijax`: values of libraries' own types under transformations.
 
-The classes can be subclassed and the functions called while a library is imported; a primitive or a
-value of such a type says that it can't be used.
+A mutable type (`MutableHiType`, as Flax's variables have) works: its values are cells
+(`core/mutable/cells.py`), and its operations run what they are lowered to as they are traced, so
+that jaxprs show arrays only. A type that is not mutable can be declared; an operation over values
+of it, or over arrays alone, says that it can't be used.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from spmd.as_jax.refuse import missing
 from spmd.base.errors import RefusedError
 from spmd.core.aval import ShapedArray as AbstractValue
 from spmd.core.jvp import instantiate as instantiate_zeros
+from spmd.core.mutable.cells import register_box_type, type_of_boxed, use_boxes
 from spmd.core.primitive import Linear as UndefinedPrimal
+from spmd.core.primitive import Zero
+from spmd.sharding.mesh_scope import typeof
 
 __all__ = [
     "AbstractValue",
@@ -23,6 +28,7 @@ __all__ = [
     "HiPrimitive",
     "HiType",
     "MutableHiType",
+    "Zero",
     "aval_method",
     "aval_property",
     "control_flow_allowed_effects",
@@ -31,7 +37,10 @@ __all__ = [
     "register_hitype",
 ]
 __getattr__ = missing("jax.experimental.hijax")
-_WHY = "spmd has no types of its users' own in jaxprs; use classes registered as pytrees"
+_WHY = (
+    "of libraries' own types spmd has the mutable ones; use classes registered as pytrees, and "
+    "custom_jvp or custom_vjp for rules of derivatives"
+)
 
 
 def is_undefined_primal(x: Any) -> bool:
@@ -40,34 +49,83 @@ def is_undefined_primal(x: Any) -> bool:
 
 
 class HiPrimitive:
-    """A primitive over such types: it has a name, and can't be applied."""
+    """An operation that makes, reads or writes values of mutable types.
+
+    Derived classes give `abstract_eval` and `to_lojax`, which computes it from arrays.
+    """
+
+    multiple_results = False
 
     def __init__(self, name: str):
         self.name = name
 
+    def __repr__(self) -> str:
+        return self.name
+
     def bind(self, *args: Any, **params: Any) -> Any:
-        """Refuse."""
+        """Apply it; refuse one that neither takes nor gives a value of a mutable type."""
+        if not any(isinstance(type_of_boxed(x), MutableHiType) for x in args):
+            self._check_makes_one(args, params)
+        return use_boxes(lambda: self.to_lojax(*args, **params), args, self.name)
+
+    def _check_makes_one(self, args: tuple[Any, ...], params: dict[str, Any]) -> None:
+        result = self.abstract_eval(*map(typeof, args), **params)
+        kinds = result[0] if isinstance(result, tuple) else result
+        for kind in kinds if isinstance(kinds, list | tuple) else [kinds]:
+            if isinstance(kind, MutableHiType | AvalQDD):
+                return
         report.note("refused", f"jax.experimental.hijax.HiPrimitive ({self.name})")
         raise RefusedError(f"{self.name}: {_WHY}")
 
+    def abstract_eval(self, *avals: Any, **params: Any) -> Any:
+        """The types of the results, and the effects."""
+        raise NotImplementedError(f"{self.name} has no abstract_eval")
+
+    def to_lojax(self, *args: Any, **params: Any) -> Any:
+        """The operation in terms of arrays."""
+        raise NotImplementedError(f"{self.name} has no to_lojax")
+
 
 class HiType:
-    """The base of such types."""
+    """The base of types that are not mutable."""
+
+    has_qdd = False
 
 
 class MutableHiType(HiType):
-    """The base of such types whose values change."""
+    """The base of types whose values change, and with them what arrays they hold."""
+
+    has_qdd = True
+
+    def lo_ty_qdd(self, state: Any, /) -> list[Any]:
+        """The types of the arrays that a value in a state holds."""
+        raise NotImplementedError(f"{type(self).__name__} has no lo_ty_qdd")
+
+    def new_from_loval(self, state: Any, /, *values: Any) -> Any:
+        """A new value in a state, of the arrays that it holds."""
+        raise NotImplementedError(f"{type(self).__name__} has no new_from_loval")
+
+    def read_loval(self, state: Any, value: Any, /) -> list[Any]:
+        """The arrays that a value in a state holds."""
+        raise NotImplementedError(f"{type(self).__name__} has no read_loval")
+
+    def update_from_loval(self, state: Any, value: Any, /, *values: Any) -> None:
+        """Bring a value into a state, with the arrays that it holds then."""
+        raise NotImplementedError(f"{type(self).__name__} has no update_from_loval")
 
 
 class AvalQDD:
-    """A type, with what is known of a value that changes."""
+    """A type, with the state of a value of it."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        raise RefusedError(f"AvalQDD: {_WHY}")
+    def __init__(self, aval: Any, qdd: Any):
+        self.aval, self.qdd = aval, qdd
 
 
-class AvalMutableQDD(AvalQDD):
-    """The same of a value that may still change."""
+class AvalMutableQDD:
+    """A type, with the state of a value of it that an operation may change."""
+
+    def __init__(self, aval: Any, mutable_qdd: Any):
+        self.aval, self.mutable_qdd = aval, mutable_qdd
 
 
 class aval_property:
@@ -92,5 +150,6 @@ class _AllowedEffects:
 control_flow_allowed_effects = _AllowedEffects()
 
 
-def register_hitype(val_cls: type, typeof_fn: Callable[..., Any]) -> None:
-    """Nothing: a value of this class is no array, as operations say that get one."""
+def register_hitype(val_cls: type, typeof_fn: Callable[[Any], Any]) -> None:
+    """Declare a class whose values are of a type; `typeof_fn(value)` is that type."""
+    register_box_type(val_cls, typeof_fn)
