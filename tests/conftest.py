@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
+import json
 import os
 import shutil
 import signal
@@ -15,10 +17,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import hypothesis
+import ml_dtypes
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -155,6 +161,54 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str | Path, str], None]:
         )
 
     return compare
+
+
+@pytest.fixture(
+    params=["kept", pytest.param("asked", marks=pytest.mark.nightly(reason="JAX takes long"))]
+)
+def from_jax(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`from_jax(ask, of=None)`: what `ask()` gives with JAX, kept in tests/golden/jax/ by test.
+
+    JAX compiles for seconds what spmd has in milliseconds. A nightly twin of each test asks JAX,
+    and so does a test that is new or has another text `of` its subject; `--update-golden` keeps
+    what it gives. That is made of lists, dicts, texts, numbers and arrays.
+    """
+    path = GOLDEN / "jax" / f"{Path(request.node.path).stem}.json"
+    keep = request.config.getoption("--update-golden")
+    calls = itertools.count()
+
+    def answer(ask: Callable[[], Any], of: str = "") -> Any:
+        call = f"{request.node.name.replace('asked', 'kept')} {next(calls)}"
+        name = f"{call} of {zlib.crc32(of.encode()):08x}" if of else call
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if keep or request.param == "asked" or name not in kept:
+            pytest.importorskip("jax", reason="what is new needs JAX, its oracle: pip install jax")
+            kept[name] = json.loads(json.dumps(ask(), default=_text_of_array))
+            if keep:
+                kept = {
+                    k: v for k, v in kept.items() if k == name or not k.startswith(f"{call} of")
+                }
+                path.parent.mkdir(parents=True, exist_ok=True)
+                lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(kept.items())]
+                path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        return json.loads(json.dumps(kept[name]), object_hook=_array_of_text)
+
+    return answer
+
+
+def _text_of_array(x: Any) -> dict[str, Any]:
+    """The bits of an array of either library; of keys, their words."""
+    if "key" in str(x.dtype):
+        x = sys.modules["jax"].random.key_data(x)
+    x = np.asarray(x)
+    return {"dtype": x.dtype.name, "shape": x.shape, "bits": x.tobytes().hex()}
+
+
+def _array_of_text(kept: dict[str, Any]) -> Any:
+    if kept.keys() != {"dtype", "shape", "bits"}:
+        return kept
+    dtype = np.dtype(getattr(ml_dtypes, kept["dtype"], kept["dtype"]))
+    return np.frombuffer(bytes.fromhex(kept["bits"]), dtype).reshape(kept["shape"])
 
 
 @pytest.fixture
