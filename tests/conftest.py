@@ -6,6 +6,7 @@ Settings that the caller exported win: `SPMD_NUM_CPU_DEVICES=8 pytest ...` does 
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import itertools
@@ -34,8 +35,13 @@ os.environ.setdefault("SPMD_NUM_CPU_DEVICES", "4")
 os.environ.setdefault("SPMD_CHECK", "1")
 # A test that fails shows where in spmd; tests of what users see switch the filter on.
 os.environ.setdefault("SPMD_TRACEBACK_FILTERING", "off")
-# The oracle: as many devices as we have, on the CPU, and quiet.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+# The oracle: as many devices as we have, on the CPU, and quiet. Its programs run once, so that
+# optimising them takes longer than running them.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=4"
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Child processes (examples, mpirun) find the checkout as this process does.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -127,7 +133,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what this machine lacks, with the reason, and keep mpirun tests on one worker."""
+    """Skip what this machine lacks, with the reason; a parallel run begins with mpirun's files."""
     mpi_reason = None if find_mpirun() else 'needs an MPI: pip install "spmd[mpi]"'
     asked_for_nightly = "nightly" in config.getoption("markexpr")
     for item in items:
@@ -135,11 +141,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if nightly and not asked_for_nightly:
             reason = nightly.kwargs.get("reason", "takes minutes")
             item.add_marker(pytest.mark.skip(reason=f"{reason}: run with `-m nightly`"))
-        if item.get_closest_marker("mpi"):
-            # Two jobs of four ranks at once on two cores would measure only the scheduler.
-            item.add_marker(pytest.mark.xdist_group("mpi"))
-            if mpi_reason:
-                item.add_marker(pytest.mark.skip(reason=mpi_reason))
+        if item.get_closest_marker("mpi") and mpi_reason:
+            item.add_marker(pytest.mark.skip(reason=mpi_reason))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: worker_group(item.nodeid) != "mpi")
+
+
+@functools.cache
+def _names_mpi(file: str) -> bool:
+    return "pytest.mark.mpi" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def worker_group(test: str) -> str:
+    """What a parallel run keeps on one worker: a file's tests, and all files that start mpirun.
+
+    Tests of a file need the same fixtures, and the same programs of JAX compiled. Two jobs of four
+    ranks at once on two cores would measure only the scheduler.
+    """
+    file = test.partition("::")[0]
+    return "mpi" if _names_mpi(file) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under `--dist loadgroup`, hand `worker_group`s to the workers in the order of the tests.
+
+    xdist's own groups are names behind a test's id, which pytest 9.2 does not let it change.
+    """
+    if config.getoption("dist") != "loadgroup":
+        return None
+    scheduling = importlib.import_module("xdist.scheduler").LoadScopeScheduling
+
+    class Scheduling(scheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return worker_group(nodeid)
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
 
 
 # ---- fixtures ----------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import worker_group
+
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 SOURCES = sorted(TESTS.rglob("*.py"))
@@ -164,3 +166,13 @@ def test_a_test_stands_beside_the_tests_of_its_module(path: Path):
         return
     deeper = [found.relative_to(ROOT).as_posix() for found in subject.rglob(f"{name}.py")]
     assert not deeper, f"this stands for {deeper}: move it there"
+
+
+# ---- where tests run -----------------------------------------------------------------------------
+
+
+def test_tests_that_start_mpirun_share_a_worker(request: pytest.FixtureRequest):
+    marked = [item.nodeid for item in request.session.items if item.get_closest_marker("mpi")]
+    assert {worker_group(test) for test in marked} <= {"mpi"}
+    assert worker_group("tests/multiprocess/test_forks.py::test") == "mpi"
+    assert worker_group("tests/test_types.py::test[a::b]") == "tests/test_types.py"
