@@ -30,14 +30,11 @@ def added_up(jaxpr: Jaxpr, uses: Mapping[Var, int]) -> list[list[int]]:
     k = len(jaxpr.eqns)
     for eqn in reversed(jaxpr.eqns):
         k -= 1
-        terms = None
-        for made in eqn.outvars[:1]:
-            if made in found:
-                terms = found[made]
         if eqn.prim not in _KEEPS:
-            if terms is not None:
-                terms.append(k)
+            if found and eqn.outvars and (made := eqn.outvars[0]) in found:
+                found[made].append(k)
             continue
+        terms = found.get(eqn.outvars[0])
         if terms is None:
             if not _adds_up(eqn):
                 continue

@@ -53,7 +53,7 @@ def _write_constraint(
     (x,), cell = operands, scope.cells[eqn.outvars[0]]
     if eqn.prim is reshard_p and cell.unreduced:
         x.read(cell.axes, sizes, cell.unreduced)
-    made = Value(cell, x.forms)
+    made, x.plain = Value(cell, x.forms), None  # forms that one gets the other has
     made.origin = x.origin
     return [made]
 

@@ -9,6 +9,7 @@ from spmd.base import dtypes
 from spmd.core.aval import NO_AXES, typeof
 from spmd.core.ir import Eqn, Var
 from spmd.core.primitive import Dims
+from spmd.core.stage import JaxprTracer
 from spmd.core.structural import (
     add_any_p,
     broadcast_in_dim_p,
@@ -33,13 +34,13 @@ from spmd.partition.rules import may_split
 from spmd.partition.strategies.ordering import PICKS, write_pick
 from spmd.partition.strategies.rooted import rows_of_one, write_at_root
 from spmd.partition.values import Origin, Sizes, Value, total_form, unsplit, whole
-from spmd.partition.ways import Way
+from spmd.partition.ways import REPEAT_FROM, Repeat, Way
 
 # Of these, a sum of terms of the operand is the sum of the results: the operand may stay partial.
 _UNARY_LINEAR = (neg_p, permute_dims_p, reshape_p, reduce_sum_p, squeeze_p)
 _SUMS = (add_any_p, add_p, sub_p)
 # Of these, results have the operand's elements.
-_RENAMES = frozenset({convert_element_type_p, permute_dims_p})
+RENAMES = frozenset({convert_element_type_p, permute_dims_p})
 # The operands in which these are linear.
 _SCALINGS = {div_p: (0,), mul_p: (0, 1)}
 
@@ -51,10 +52,12 @@ def write_equation(
     cells: Sequence[Cell],
     sizes: Sizes,
     grid: Any,
+    repeat: Any = None,
 ) -> list[Value]:
     """The results of an equation, which have the given cells; without a rule, of whole operands.
 
-    `grid` stands for `sizes`, and for the settings on which types depend.
+    `grid` stands for `sizes`, and for the settings on which types depend. If operands are plain
+    `repeat` is a key for what is written: it is kept, if others may be written so.
     """
     rule = kind.rule
     if rule is None:
@@ -100,7 +103,13 @@ def write_equation(
     way = kind.ways.get(found := tuple(key))
     if way is None:
         way = kind.keep(found, Way(eqn, kind, operands, cells, sizes))
-    return _on_parts(eqn, rule, way, operands, cells, sizes)
+    if repeat is None or not way.stays or cells[0].axes != way.splits[0] or cells[0].unreduced:
+        return _on_parts(eqn, rule, way, operands, cells, sizes)
+    made = _on_parts(eqn, rule, way, operands, cells, sizes)
+    types = tuple([x[1] if type(x) is tuple else x for x in repeat[REPEAT_FROM:]])
+    if (known := way.known.get(types)) is not None:
+        kind.keep_repeat(repeat, Repeat(eqn, way, known))
+    return made
 
 
 # ---- on parts ----------------------------------------------------------------------------------
@@ -133,15 +142,18 @@ def _on_parts(
         return _reduced(eqn, rule, way, operands[0], parts, cells, sizes)
     made = []
     for k, cell in enumerate(cells):
-        made.append(Value(cell, {way.made[k]: outs[k]}))
+        made.append(value := Value(cell, {way.made[k]: outs[k]}))
+        if not way.over and not cell.unreduced and cell.axes == way.splits[k]:
+            if type(part := outs[k]) is JaxprTracer:
+                value.plain = (cell.axes, part.aval), part
     if eqn.prim is broadcast_in_dim_p:
         made[0].is_zero = operands[0].is_zero
-    elif eqn.prim in _RENAMES and type(eqn.invars[0]) is Var:
-        made[0] = _tell_origin(eqn, operands[0], made[0])
+    elif eqn.prim in RENAMES and type(eqn.invars[0]) is Var:
+        made[0] = tell_origin(eqn, operands[0], made[0])
     return made
 
 
-def _tell_origin(eqn: Eqn, operand: Value, made: Value) -> Value:
+def tell_origin(eqn: Eqn, operand: Value, made: Value) -> Value:
     """Let a value know that it has the elements of another, which may exist in other forms.
 
     A cast of an argument, and other places of one, are not kept for readers far away either; where
@@ -161,7 +173,7 @@ def _tell_origin(eqn: Eqn, operand: Value, made: Value) -> Value:
         made.origin = Origin(operand, places, lambda x: prim.bind(x, **params), is_narrower)
         made.now = operand.now
         if operand.read_at is not None:
-            made.read_at = dict.fromkeys(made.forms, operand.now)
+            made.read_at, made.plain = dict.fromkeys(made.forms, operand.now), None
     return made
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from spmd.base.config import config
 from spmd.core.ir import ClosedJaxpr, Eqn
 from spmd.core.primitive import Dims, Primitive, no_effects
+from spmd.lax.slicing import slice_p
 from spmd.partition.halos import Windows, windows_of
 from spmd.partition.indexing import INDEXING
 from spmd.partition.rules import KEPT, RENAMES, is_row_by_row, level_of, may_split, rule_of
@@ -41,10 +42,20 @@ class Kind:
 
     `windows` are those of dims that halos may split, `groups` the dims that should be split alike,
     `ways` how the equations run on parts, by the layouts of operands and results, and `offers`
-    which axes propagation spreads, by the sizes of the mesh and then by layouts.
+    which axes propagation spreads, by the sizes of the mesh and then by layouts. `repeats` are the
+    `ways` that write nothing but an equation; there are none if other things have a say.
     """
 
-    __slots__ = ("groups", "is_elementwise", "level", "offers", "rule", "ways", "windows")
+    __slots__ = (
+        "groups",
+        "is_elementwise",
+        "level",
+        "offers",
+        "repeats",
+        "rule",
+        "ways",
+        "windows",
+    )
 
     def __init__(self, prim: Primitive, rule: Dims | None, windows: Windows | None = None):
         self.rule = rule
@@ -54,6 +65,9 @@ class Kind:
         self.groups: Groups = () if rule is None else _groups(prim, rule)
         self.ways: dict[Any, Any] = {}
         self.offers: dict[Any, Offers] = {}
+        has_one_result = rule is not None and len(rule.results) == 1
+        # Of a slice one device may have the rows.
+        self.repeats: dict[Any, Any] | None = {} if has_one_result and prim is not slice_p else None
 
     def offers_over(self, grid: Any) -> Offers:
         """The offers of links of this kind over a mesh, for which `grid` stands."""
@@ -70,6 +84,13 @@ class Kind:
             self.ways.clear()
         self.ways[key] = way
         return way
+
+    def keep_repeat(self, key: Any, found: Any) -> None:
+        """Keep how the equations are written again."""
+        assert self.repeats is not None
+        if len(self.repeats) >= MOST_WAYS:
+            self.repeats.clear()
+        self.repeats[key] = found
 
 
 def kind_of(eqn: Eqn) -> Kind:

@@ -41,6 +41,7 @@ class _Opener(Walk):
         if eqn.prim is dynamic_slice_p:
             return self._fixed(eqn, ins, source)
         if eqn.prim.inline is None and eqn.prim.expand is None:
+            self.kept.add(eqn.prim)
             return False
         body = called_jaxpr(eqn)
         if body is not None:

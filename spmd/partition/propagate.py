@@ -13,7 +13,10 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from itertools import chain
 from typing import Any, TypeVar
+
+import numpy as np
 
 from spmd.base.config import config
 from spmd.base.errors import ShardingError
@@ -68,38 +71,25 @@ KEEPS_TERMS = frozenset(
 class Cell:
     """The axes that split each dim of a value; a closed dim keeps its axes."""
 
-    __slots__ = (
-        "axes",
-        "barred",
-        "by",
-        "closed",
-        "edge",
-        "is_split",
-        "links",
-        "shape",
-        "sum",
-        "terms",
-        "unreduced",
-    )
+    is_split = False  # whether any axes were given to it
+    # Whether the value, or one of its shape that is computed from it, leaves the program.
+    edge = False
+    # The axes along which devices hold terms of a sum, as the type says, and those along which
+    # a reader wants such terms.
+    unreduced: Axes = ()
+    terms: Axes = ()
+    # The sum of which the value is a term, if other terms of it may be partial, too.
+    sum: Sum | None = None
+    # The axes along which the type says how the value is laid out.
+    barred: frozenset[Any] = frozenset()
 
     def __init__(self, aval: ShapedArray):
-        ndim = aval.ndim
-        self.shape = aval.shape
+        self.shape = shape = aval.shape
+        ndim = len(shape)
         self.axes: Split = _NO_AXES[ndim]
         self.closed: tuple[bool, ...] = _OPEN[ndim]
         self.by: tuple[str, ...] = _BY_NOBODY[ndim]  # who decided, in words
-        self.is_split = False  # whether any axes were given to it
         self.links: list[Link] = []
-        # Whether the value, or one of its shape that is computed from it, leaves the program.
-        self.edge = False
-        # The axes along which devices hold terms of a sum, as the type says, and those along which
-        # a reader wants such terms.
-        self.unreduced: Axes = ()
-        self.terms: Axes = ()
-        # The sum of which the value is a term, if other terms of it may be partial, too.
-        self.sum: Sum | None = None
-        # The axes along which the type says how the value is laid out.
-        self.barred: frozenset[Any] = frozenset()
         if aval.explicit is not None:
             self._close_typed(aval.explicit)
 
@@ -175,11 +165,17 @@ class Sum:
             self.share[axis] = 0.0
 
 
+def cell_of_literal(aval: ShapedArray) -> Cell:
+    """The cell of a literal in a link: most have no dims, and share one."""
+    return Cell(aval) if aval.shape or aval.explicit is not None else _NO_DIMS
+
+
 # For each number of dims, what cells say at first.
 MOST_DIMS = 64
 _NO_AXES: list[Split] = [((),) * n for n in range(MOST_DIMS + 1)]
 _OPEN = [(False,) * n for n in range(MOST_DIMS + 1)]
 _BY_NOBODY = [("",) * n for n in range(MOST_DIMS + 1)]
+_NO_DIMS = Cell(ShapedArray((), np.dtype(np.float32)))
 
 
 def _with(values: tuple[T, ...], d: int, value: T) -> tuple[T, ...]:
@@ -213,13 +209,13 @@ class Link:
         self.groups = groups
         self.level = level
         self.known = known
-        self.queued = False
-        self.is_behind = False
+        self.queued = True  # by its level, when the turn of that comes
+        behind = False
         for cell in cells:
             if cell.axes:  # a value without dims tells nothing
                 cell.links.append(self)
-            if cell.is_split:
-                self.is_behind = True
+                behind = behind or cell.is_split
+        self.is_behind = behind
 
     def spread(self, sizes: Mapping[Any, int]) -> Sequence[Cell]:
         """Offer the axes of each label to all dims that have it; the cells that changed."""
@@ -227,8 +223,7 @@ class Link:
         if known is None:
             return [cells[k] for k, _, _, _ in self._offers(sizes)]
         key = tuple([(cell.axes, cell.closed, cell.barred) for cell in cells])
-        offers = known.get(key)
-        if offers is None:
+        if key not in known:
             offers = self._offers(sizes)
             # Cells that are there twice are not two cells that are laid out alike.
             if len(set(cells)) == len(cells):
@@ -236,15 +231,22 @@ class Link:
                     known.clear()
                 known[key] = offers
             return [cells[k] for k, _, _, _ in offers]
-        for k, d, axes, (n, m) in offers:
-            cells[k].put(d, axes, cells[n].by[m])
+        changed = []
+        for k, d, axes, (n, m) in known[key]:
+            changed.append(cell := cells[k])
+            cell.put(d, axes, cells[n].by[m])
         self.is_behind = False
-        return [cells[k] for k, _, _, _ in offers]
+        return changed
 
     def _offers(self, sizes: Mapping[Any, int]) -> list[Offer]:
         """Make all offers; those that were taken."""
         cells, taken = self.cells, []
         for group in self.groups:
+            for k, d in group:
+                if cells[k].axes[d]:
+                    break
+            else:
+                continue
             first = _agreed(cells, group)
             if first is None:
                 continue
@@ -378,13 +380,9 @@ class Scope:
         return self.cells[atom] if isinstance(atom, Var) else Cell(atom.aval)
 
 
-def _uses(jaxpr: Jaxpr) -> dict[Var, int]:
-    found: dict[Var, int] = {}
-    for atoms in (*[eqn.invars for eqn in jaxpr.eqns], jaxpr.outvars):
-        for atom in atoms:
-            if type(atom) is Var:
-                found[atom] = found[atom] + 1 if atom in found else 1
-    return found
+def _uses(jaxpr: Jaxpr) -> dict[Any, int]:
+    """How often each atom is read."""
+    return Counter(chain(*[eqn.invars for eqn in jaxpr.eqns], jaxpr.outvars))
 
 
 # ---- building ----------------------------------------------------------------------------------
@@ -423,7 +421,7 @@ class Plan:
                 cells[var] = Cell(var.aval)
             if kind.groups:
                 atoms = (*eqn.invars, *eqn.outvars)
-                given = [cells[a] if type(a) is Var else Cell(a.aval) for a in atoms]
+                given = [cells[a] if type(a) is Var else cell_of_literal(a.aval) for a in atoms]
                 offers = kind.offers
                 known = offers[grid] if grid in offers else kind.offers_over(grid)
                 links.append(Link(given, kind.groups, kind.level, known))
@@ -645,8 +643,6 @@ class Plan:
         queues: list[deque[Link]] = [deque() for _ in range(LEVELS)]
         for level in range(LEVELS):
             queues[level].extend([link for link in self.links if link.level == level])
-            for link in queues[level]:
-                link.queued = True
             while queue := queues[RENAMES] or queues[CHANGES_RANK] or queues[CONTRACTS]:
                 link = queue.popleft()
                 link.queued = False

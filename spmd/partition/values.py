@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spmd.base.context import state
-from spmd.core.aval import typeof
+from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import Literal
 from spmd.core.remat import optimization_barrier
+from spmd.core.stage import JaxprTracer
 from spmd.core.structural import broadcast_in_dim
 from spmd.lax.array import full
 from spmd.lax.convert import convert_element_type
 from spmd.partition.moves import Root, alone, combined, moved, root_term, seconds
-from spmd.partition.propagate import Axes, Cell, Split
+from spmd.partition.propagate import Axes, Cell, Split, cell_of_literal
 from spmd.partition.unasked import here
 
 # How a value is split, and over which axes it is partial, with which operator; or the axes along
@@ -39,7 +40,8 @@ class Value:
     `is_zero` says that all its elements are known to be zero. Of an argument, and of what is cast
     of one, `read_at` has the equation, by its number, that read each form last, `now` the one that
     is being written. The `origin` is an operand of which forms can be made without a move; values
-    that have this one for their origin are `renamed`.
+    that have this one for their origin are `renamed`. A value is `plain` if it has one form
+    alone, as its cell says: these are the split with the part's type, and the part.
     """
 
     __slots__ = (
@@ -48,6 +50,7 @@ class Value:
         "is_zero",
         "now",
         "origin",
+        "plain",
         "read_at",
         "renamed",
         "source",
@@ -62,6 +65,7 @@ class Value:
         self.source = state.source  # the line that makes it
         self.now = 0
         self.read_at: dict[Form, int] | None = None
+        self.plain: tuple[tuple[Split, ShapedArray], JaxprTracer] | None = None
         self.origin: Origin | None = None
         self.renamed: dict[Any, Value] = {}
 
@@ -102,7 +106,7 @@ class Value:
         wanted = (want, unreduced, "add" if unreduced else "")
         if wanted not in self.forms:
             made = self._term(want, unreduced, sizes) if unreduced else self._made(want, sizes)
-            self.forms[wanted] = made
+            self.forms[wanted], self.plain = made, None
         if self.read_at is not None:
             self.read_at[wanted] = self.now
         return self.forms[wanted]
@@ -307,7 +311,12 @@ def read_as(values: Sequence[Value], cells: Sequence[Cell], sizes: Sizes) -> lis
 
 def values_of(cells: Sequence[Cell], parts: Sequence[Any]) -> list[Value]:
     """The values of which these are the parts, split as the cells say."""
-    return [Value(c, {form_of(c, c.axes): x}) for c, x in zip(cells, parts, strict=True)]
+    made = []
+    for cell, x in zip(cells, parts, strict=True):
+        made.append(value := Value(cell, {form_of(cell, cell.axes): x}))
+        if type(x) is JaxprTracer and not cell.unreduced:
+            value.plain = (cell.axes, x.aval), x
+    return made
 
 
 def whole(cell: Cell, x: Any) -> Value:
@@ -324,4 +333,4 @@ def literal(atom: Literal) -> Value:
     """The value of a literal."""
     aval = atom.aval
     form = _TOTAL_SCALAR if not aval.ndim else total_form(((),) * aval.ndim)
-    return Value(Cell(aval), {form: atom.val}, not aval.ndim and atom.val == 0)
+    return Value(cell_of_literal(aval), {form: atom.val}, not aval.ndim and atom.val == 0)

@@ -9,10 +9,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from spmd.base.context import state
-from spmd.core.ir import Eqn
+from spmd.core.aval import typeof
+from spmd.core.axis import cast_to_vma
+from spmd.core.ir import Eqn, Literal, Var
 from spmd.core.primitive import Dims
-from spmd.core.stage import JaxprTrace, Known
+from spmd.core.stage import PYTHON_SCALARS, JaxprTrace, JaxprTracer, Known
+from spmd.core.structural import broadcast_in_dim_p
 from spmd.lax.scatter import scatter_add_p
 from spmd.lax.sort import sort_p
 from spmd.partition.cost import Choice
@@ -38,7 +43,7 @@ class Way:
     `over` some axes. A way `is_plain` if the equation only gets other parameters.
     """
 
-    __slots__ = ("axes", "forms", "is_plain", "known", "made", "over", "params", "splits")
+    __slots__ = ("axes", "forms", "is_plain", "known", "made", "over", "params", "splits", "stays")
 
     def __init__(
         self,
@@ -69,6 +74,10 @@ class Way:
             shape = part_shape(eqn.outvars[0].aval.shape, self.splits[0], sizes)
             self.params = local_sizes(eqn, avals, rule, shape)
         self.known: Known = {}
+        # Whether operands that have one form alone are read as they are.
+        self.stays = self.is_plain
+        for x, form in zip(operands, self.forms, strict=True):
+            self.stays = self.stays and form[0] == x.cell.axes
 
     def _is_plain(self, eqn: Eqn, rule: Dims, sizes: Sizes) -> bool:
         if writer_of(eqn, rule, self.splits, sizes, self.axes) is not None:
@@ -87,6 +96,59 @@ class Way:
             return trace.process_again(eqn.prim, parts, params, self.known)
         found = eqn.prim.bind(*parts, **params)
         return found if eqn.prim.multiple else [found]
+
+
+# The keys of repeats: first a grid and four things that are known of the result, then operands.
+REPEAT_FROM = 5
+
+
+class Repeat:
+    """How an equation is written again, where operands are plain and laid out as those before.
+
+    Nothing moves, no cell changes: the equation of the `known` types is written on the very parts.
+    """
+
+    __slots__ = ("casts", "effects", "form", "params", "plain", "repeats", "type", "union")
+
+    def __init__(self, eqn: Eqn, way: Way, known: Any):
+        (self.type,), self.effects, self.union, self.casts = known
+        self.params, self.form = way.params, way.made[0]
+        # What the result is known by if it is plain itself.
+        self.plain = None if way.over else (way.splits[0], self.type)
+        self.repeats = eqn.prim is broadcast_in_dim_p
+
+    def write(
+        self, eqn: Eqn, values: Mapping[Any, Value], cell: Cell, trace: JaxprTrace, source: Any
+    ) -> Value:
+        """The result of the equation; `values` are those of its operands."""
+        parts: Any = [values[a].plain[1] if type(a) is Var else a for a in eqn.invars]  # type: ignore[index]
+        for k in self.casts:
+            if type(x := parts[k]) is JaxprTracer:
+                parts[k] = cast_to_vma(x, self.union, x.aval.vma)
+        ins = [
+            x if type(x) is Literal else x._var if x._trace is trace else trace.atom(x)
+            for x in parts
+        ]
+        params = eqn.params if self.params is None else eqn.params | self.params
+        var = Var(self.type)
+        trace.eqns.append(Eqn(eqn.prim, tuple(ins), (var,), params, self.effects, source))
+        part = JaxprTracer(trace, self.type, var)
+        made = Value(cell, {self.form: part})
+        if self.plain is not None:
+            made.plain = self.plain, part
+        if self.repeats:
+            a = eqn.invars[0]
+            made.is_zero = values[a].is_zero if type(a) is Var else a.val == 0  # type: ignore
+        return made
+
+
+def is_exact(atom: Any) -> bool:
+    """Whether a literal is written again as it is."""
+    value = atom.val
+    return isinstance(value, _SCALARS) and typeof(value) is atom.aval
+
+
+_SCALARS = (np.generic, *PYTHON_SCALARS)
 
 
 def _lacking(axes: Mapping[int, Axes], labels: Sequence[int]) -> Axes:

@@ -13,10 +13,11 @@ from spmd.base.context import state
 from spmd.base.source import UNKNOWN
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Var, subjaxprs
 from spmd.core.rewrite import close
+from spmd.core.stage import JaxprTrace
 from spmd.lax.convert import convert_element_type
 from spmd.partition.callbacks import calls_once, is_check
 from spmd.partition.control import STRUCTURAL
-from spmd.partition.equations import write_equation
+from spmd.partition.equations import RENAMES, tell_origin, write_equation
 from spmd.partition.loops import split_iterations
 from spmd.partition.merging import without_repeats
 from spmd.partition.moves import is_uneven
@@ -26,6 +27,7 @@ from spmd.partition.strategies.rolling import Roll, write_roll
 from spmd.partition.unasked import Watch, here, watching
 from spmd.partition.untyped_maps import with_typed_maps
 from spmd.partition.values import Sizes, Value, form_of, literal, values_of, whole
+from spmd.partition.ways import is_exact
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.manual_sums import aval_with_sets
 from spmd.sharding.named import NamedSharding
@@ -74,7 +76,7 @@ def partition(
     def on_each(*parts: Any) -> list[Any]:
         given = values_of(cells, parts)
         for x in given:
-            x.read_at = {}
+            x.read_at, x.plain = {}, None
         constants = {id(value): x for (value, _), x in zip(placed, given, strict=False)}
         outs = _Writer(constants).run(plan.top, given[len(placed) :])
         if not plan.uneven:
@@ -207,7 +209,9 @@ class _Writer:
         for var, value in zip(jaxpr.constvars, scope.closed.consts, strict=True):
             env[var] = self.placed.get(id(value)) or whole(scope.cells[var], value)
         uses, rolls, cells, kinds = scope.uses, scope.rolls, scope.cells, scope.kinds
-        sizes, grid = scope.sizes, scope.grid
+        sizes, grid, trace = scope.sizes, scope.grid, state.trace
+        # Only equations of a jaxpr that is traced are written again as others were.
+        repeats = type(trace) is JaxprTrace
         for var, value in env.items():
             value.uses = max(value.uses, uses.get(var, 0))
 
@@ -221,22 +225,45 @@ class _Writer:
                         env[eqn.outvars[0]] = out = _rolled(scope, eqn, roll, env[roll.operand])
                         out.uses = uses.get(eqn.outvars[0], 0)
                     continue
+                self.now += 1
+                key, prim = None, eqn.prim
+                if repeats and prim not in STRUCTURAL and source is not UNKNOWN:
+                    known = kinds[k].repeats
+                    if known is not None and (cell := cells[var := eqn.outvars[0]]).sum is None:
+                        key = grid, cell.axes, cell.closed, cell.edge, cell.terms
+                        for a in eqn.invars:
+                            if type(a) is Var:
+                                if (plain := env[a].plain) is None:
+                                    key = None
+                                    break
+                                key += plain[:1]
+                            elif is_exact(a):
+                                key += (a.aval,)
+                            else:
+                                key = None
+                                break
+                        if key in known:
+                            out = known[key].write(eqn, env, cell, trace, source)
+                            if prim in RENAMES and type(eqn.invars[0]) is Var:
+                                out = tell_origin(eqn, env[eqn.invars[0]], out)
+                            env[var] = out
+                            out.uses = uses[var] if var in uses else 0
+                            continue
                 operands = [
                     env[a] if type(a) is Var else literal(a)  # type: ignore[arg-type]
                     for a in eqn.invars
                 ]
-                self.now += 1
                 for x in operands:
                     if x.read_at is not None:
                         x.let_go(self.now)
                 if here.watch is not None:
                     here.watch.eqn = eqn
-                if eqn.prim in STRUCTURAL:
-                    write = STRUCTURAL[eqn.prim]
+                if prim in STRUCTURAL:
+                    write = STRUCTURAL[prim]
                     outs = write(self.run, scope, k, eqn, operands, scope.sizes)
                 else:
                     made_as = [cells[v] for v in eqn.outvars]
-                    outs = write_equation(eqn, kinds[k], operands, made_as, sizes, grid)
+                    outs = write_equation(eqn, kinds[k], operands, made_as, sizes, grid, key)
                 n = 0
                 for var in eqn.outvars:
                     env[var] = out = outs[n]

@@ -231,6 +231,8 @@ class Walk:
 
     def __init__(self, writer: JaxprBuilder):
         self.writer = writer
+        # The primitives whose equations are never replaced, as far as that is known.
+        self.kept: set[Primitive] = set()
 
     def replaces(self, eqn: Eqn, ins: tuple[Atom, ...], source: Source) -> bool:
         """Write something else for an equation with such operands, if there is something else."""
@@ -245,7 +247,7 @@ class Walk:
 
         A body that is called twice is written twice.
         """
-        nested, writer = jaxpr.nested, self.writer
+        nested, writer, kept = jaxpr.nested, self.writer, self.kept
         for eqn in jaxpr.eqns:
             ins, outs, params, source = (
                 writer.read_all(eqn.invars),
@@ -255,7 +257,7 @@ class Walk:
             )
             if call is not None and source is UNKNOWN:
                 source = call
-            if self.replaces(eqn, ins, source):
+            if eqn.prim not in kept and self.replaces(eqn, ins, source):
                 continue
             if eqn in nested:
                 params = self.params_of(eqn)

@@ -33,14 +33,22 @@ class Roll:
 
 # The operations that make a part of a roll.
 _CUTS = (pad_p, slice_p, split_p)
+_CUTS_AND_JOINS = frozenset((*_CUTS, concatenate_p, add_any_p))
 
 
 def rolls_of(jaxpr: Jaxpr, uses: Mapping[Var, int]) -> dict[int, Roll | None]:
     """The equations that roll a value, by number; None for what only they read."""
-    makers = {v: n for n, e in enumerate(jaxpr.eqns) if e.prim in _CUTS for v in e.outvars}
+    makers: dict[Any, int] = {}
     found: dict[int, Roll | None] = {}
-    for k, eqn in enumerate(jaxpr.eqns) if makers else ():
-        if eqn.prim is not concatenate_p and eqn.prim is not add_any_p:
+    k = -1
+    for eqn in jaxpr.eqns:
+        k += 1
+        prim = eqn.prim
+        if prim not in _CUTS_AND_JOINS:
+            continue
+        if prim in _CUTS:
+            for v in eqn.outvars:
+                makers[v] = k
             continue
         if len(eqn.invars) != 2 or not all([atom in makers for atom in eqn.invars]):
             continue
