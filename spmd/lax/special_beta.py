@@ -45,6 +45,116 @@ _POWERS = {
 _FAR = {order: _asymptotic(order) for order in (0, 1)}
 
 
+# For results of at most 32 bits: Chebyshev series of exp(-x) I(x) / x**order up to 6, in x / 3 - 1,
+# and of exp(-x) I(x) sqrt(x) beyond, in 12 / x - 1, as polynomials; relative errors below 3e-9.
+_SPLIT = 6.0
+_NEAR_6 = {
+    0: (
+        2.430003541618e-01,
+        -1.385209149487e-01,
+        1.203226954793e-01,
+        -1.130795099288e-01,
+        1.040248138314e-01,
+        -8.931119694397e-02,
+        7.012274752819e-02,
+        -5.006785684187e-02,
+        3.248178444873e-02,
+        -1.913468067498e-02,
+        1.042601029223e-02,
+        -5.436639271117e-03,
+        2.495609113732e-03,
+        -8.520184274937e-04,
+        3.635220642820e-04,
+        -2.684661493522e-04,
+        9.117924934596e-05,
+    ),
+    1: (
+        6.560890443243e-02,
+        -8.504416697144e-02,
+        8.745868575676e-02,
+        -7.891858282223e-02,
+        6.397328089967e-02,
+        -4.699513209248e-02,
+        3.145348264789e-02,
+        -1.927268009423e-02,
+        1.085419752917e-02,
+        -5.631550830231e-03,
+        2.720023544577e-03,
+        -1.250488214268e-03,
+        5.220510836354e-04,
+        -1.754406513858e-04,
+        6.727563265221e-05,
+        -4.100331559440e-05,
+        1.305339661340e-05,
+    ),
+}
+_BEYOND_6 = {
+    0: (
+        4.033122609499e-01,
+        4.607096475667e-03,
+        2.639601733161e-04,
+        3.200923245959e-05,
+        6.979610294288e-06,
+        2.921763333615e-06,
+        1.162656048142e-06,
+        -3.314584244174e-07,
+        -3.875952912349e-07,
+    ),
+    1: (
+        3.861236592013e-01,
+        -1.320139813212e-02,
+        -4.189303249652e-04,
+        -4.250110641294e-05,
+        -8.437211683023e-06,
+        -3.330934010898e-06,
+        -1.323033541034e-06,
+        3.345789080988e-07,
+        4.168577782017e-07,
+    ),
+}
+
+
+def _narrow_bessel(xp: Any, size: Any, order: int) -> Any:
+    """`exp(-x) I(x) / x**order` for x >= 0 of order 0 or 1, to nine digits."""
+    large = xp.maximum(size, _SPLIT)
+    near = polynomial(xp.minimum(size, _SPLIT) * (2 / _SPLIT) - 1.0, _NEAR_6[order])
+    # One division and one root, which take as long as everything else.
+    inverse = 1.0 / large
+    root = xp.sqrt(inverse)
+    far = polynomial(inverse * (2.0 * _SPLIT) - 1.0, _BEYOND_6[order])
+    far = far * (root * inverse if order else root)
+    return xp.where(size < _SPLIT, near, far)
+
+
+def _narrow_scaled_bessel(order: int) -> Any:
+    def values(xp: Any, x: Any) -> Any:
+        size = xp.abs(x)
+        out = _narrow_bessel(xp, size, order)
+        # At infinity the function is zero, and a zero times infinity would be NaN.
+        return out if not order else xp.where(xp.isinf(x), 0.0 * xp.sign(x), out * x)
+
+    return values
+
+
+def _narrow_over_power(xp: Any, x: Any, *, order: int) -> Any:
+    if order not in _NEAR_6:
+        return _over_power(xp, x, order=order)
+    size = xp.abs(x)
+    out = _narrow_bessel(xp, size, order)
+    # NaN at infinity, as in SciPy and JAX.
+    return xp.where(xp.isfinite(x), out * xp.exp(size), np.nan)
+
+
+def _by_width(wide: Any, narrow: Any) -> Any:
+    """An `impl` in float64, of fewer digits where the operand's dtype is narrower."""
+    wide, narrow = in_float64(wide), in_float64(narrow)
+
+    def impl(xp: Any, x: Any, **params: Any) -> Any:
+        return (wide if x.dtype == np.float64 else narrow)(xp, x, **params)
+
+    return impl
+
+
 def _scaled_bessel(order: int) -> Any:
     """`exp(-|x|) I(x)` of order 0 or 1."""
 
@@ -110,14 +220,24 @@ def _i1e_jvp(t: Any, x: Any, out: Any) -> Any:
     return mul(t, sub(sub(bessel_i0e(x), mul(sign(x), out)), over))
 
 
-bessel_i0e_p = unary("bessel_i0e", accepts=FLOAT, impl=in_float64(_scaled_bessel(0)), jvp=_i0e_jvp)
-bessel_i1e_p = unary("bessel_i1e", accepts=FLOAT, impl=in_float64(_scaled_bessel(1)), jvp=_i1e_jvp)
+bessel_i0e_p = unary(
+    "bessel_i0e",
+    accepts=FLOAT,
+    impl=_by_width(_scaled_bessel(0), _narrow_scaled_bessel(0)),
+    jvp=_i0e_jvp,
+)
+bessel_i1e_p = unary(
+    "bessel_i1e",
+    accepts=FLOAT,
+    impl=_by_width(_scaled_bessel(1), _narrow_scaled_bessel(1)),
+    jvp=_i1e_jvp,
+)
 
 # `I_n(x) / x**n` has the derivative `x I_(n+1)(x) / x**(n+1)`: nothing is divided by zero at 0.
 bessel_over_power_p = unary(
     "bessel_over_power",
     accepts=FLOAT,
-    impl=in_float64(_over_power),
+    impl=_by_width(_over_power, _narrow_over_power),
     jvp=lambda t, x, out, order: mul(t, mul(x, bessel_over_power_p.bind(x, order=order + 1))),
 )
 

@@ -253,10 +253,10 @@ def _pad_edge(a: Any, d: int, before: int, after: int) -> Any:
 
 def _pad_wrap(a: Any, d: int, before: int, after: int) -> Any:
     n = typeof(a).shape[d]
-    copies_before, copies_after = -(-before // n), -(-after // n)
-    whole = lax.concatenate([a] * (copies_before + 1 + copies_after), d)
-    start = copies_before * n - before
-    return lax.slice_in_dim(whole, start, start + before + n + after, axis=d)
+    head = lax.slice_in_dim(a, n - before % n, n, axis=d)
+    tail = lax.slice_in_dim(a, 0, after % n, axis=d)
+    copies = before // n + 1 + after // n
+    return lax.concatenate([head, *[a] * copies, tail], d)
 
 
 def _pad_mirror(a: Any, d: int, before: int, after: int, mode: str, kind: str) -> Any:

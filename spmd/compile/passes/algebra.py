@@ -7,6 +7,8 @@ to, or None. It holds for every value: signed zeros, infinities, NaNs and overfl
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,17 +16,33 @@ import numpy as np
 
 from spmd.base import dtypes
 from spmd.core.aval import ShapedArray
-from spmd.core.ir import Atom, Eqn, Literal
+from spmd.core.ir import Atom, Eqn, Jaxpr, Literal, Var
 from spmd.core.rewriting.equations import JaxprBuilder, Merging
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reduce_sum_p, reshape_p
-from spmd.lax.arithmetic import mul_p
+from spmd.lax.arithmetic import add_p, max_p, min_p, mul_p
+from spmd.lax.concatenate import concatenate_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dot import DimensionNumbers
+from spmd.lax.logic import and_p, or_p
+from spmd.lax.slicing import slice_p
 
 # The producers that rules about pairs of equations look for.
 PRODUCERS = frozenset(
-    "neg not conj convert_element_type permute_dims dot_general reshape broadcast_in_dim".split()
+    "neg not conj convert_element_type permute_dims dot_general reshape broadcast_in_dim "
+    "concatenate".split()
 )
+
+# How reductions of parts become one of the whole.
+_JOINED = {
+    "reduce_sum": add_p,
+    "reduce_prod": mul_p,
+    "reduce_max": max_p,
+    "reduce_min": min_p,
+    "reduce_and": and_p,
+    "reduce_or": or_p,
+}
+# Parts of a concatenation that are reduced one by one.
+_MOST_PARTS = 8
 
 # Kinds of numbers within which a product may change the dtype.
 _REAL_KINDS = (dtypes.is_float, dtypes.is_integer)
@@ -56,7 +74,19 @@ class Producers(Merging):
         super().__init__()
         # The scalar of each variable that is a broadcast of one.
         self.scalars: dict[Atom, Atom] = {}
+        # How often each concatenation is read, by others than slices; counted by `count_readers`.
+        self.readers: Counter[Atom] = Counter()
         self._made: dict[Atom, Eqn] = {}
+
+    def count_readers(self, jaxpr: Jaxpr) -> None:
+        """Count who reads the concatenations of a jaxpr: rules may take them apart if one does."""
+        if concatenate_p.name not in jaxpr.primitives or jaxpr.primitives.isdisjoint(_JOINED):
+            return
+        made = {v for e in jaxpr.eqns if e.prim is concatenate_p for v in e.outvars}
+        for eqn in jaxpr.eqns:
+            if eqn.prim is not slice_p:
+                self.readers.update(made.intersection(a for a in eqn.invars if type(a) is Var))
+        self.readers.update(made.intersection(a for a in jaxpr.outvars if type(a) is Var))
 
     def note(self, eqn: Eqn) -> None:
         """Remember an equation that was written, if any rule may ask for it."""
@@ -124,6 +154,35 @@ def _reduction(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | No
     if any(aval.shape[d] != 1 for d in axes):
         return None
     return reshaped(writer, ins[0], eqn.outvars[0].aval.shape, eqn)
+
+
+def _reduction_rule(producers: Producers) -> Rule:
+    def reduction(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+        """Reduce the operands of a concatenation that nothing else reads, not their whole.
+
+        A kernel over the whole asks each element in which part it lies.
+        """
+        found = _reduction(writer, eqn, ins)
+        if found is not None:
+            return found
+        whole = producers.of(ins[0], "concatenate")
+        if whole is None or producers.readers[ins[0]] != 1 or len(whole.invars) > _MOST_PARTS:
+            return None
+        dim, axes = whole.params["dimension"], eqn.params["axes"]
+        parts = []
+        for operand in whole.invars:
+            # Padding of several dims is a concatenation of concatenations.
+            part = reduction(writer, eqn.replace(invars=(operand,)), (operand,))
+            if part is None:
+                part = writer.emit(eqn.prim, [operand], eqn.params, eqn.source)
+            parts.append(part)
+        if dim not in axes:
+            along = {"dimension": dim - sum(d < dim for d in axes)}
+            return writer.emit(whole.prim, parts, along, eqn.source)
+        join = _JOINED[eqn.prim.name]
+        return functools.reduce(lambda a, b: writer.emit(join, [a, b], {}, eqn.source), parts)
+
+    return reduction
 
 
 # ---- pairs -------------------------------------------------------------------------------------
@@ -226,6 +285,7 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
         return inner.invars[0] if _is_widening(out.dtype, operand.aval.dtype) else None
 
     return {
+        **dict.fromkeys(_JOINED, _reduction_rule(producers)),
         "neg": involution("neg"),
         "not": involution("not"),
         "conj": involution("conj"),
@@ -349,8 +409,4 @@ RULES: dict[str, Rule] = {
     "copy": _identity,
     "stop_gradient": _identity,
     "name": _identity,
-    "reduce_sum": _reduction,
-    "reduce_max": _reduction,
-    "reduce_min": _reduction,
-    "reduce_prod": _reduction,
 }

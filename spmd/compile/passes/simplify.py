@@ -32,6 +32,7 @@ from spmd.sharding.constraint import shard_alike_p
 def simplify(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr with less to do."""
     writer = start(closed, Producers)
+    writer.count_readers(closed.jaxpr)
     _Simplifier(writer).run(closed.jaxpr)
     return prune(finish(writer, closed))
 

@@ -8,6 +8,8 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
+from spmd.compile.passes.inline_calls import inline_calls
+from spmd.compile.passes.simplify import simplify
 
 
 @pytest.mark.parametrize("wide, narrow", [("int32", "uint8"), ("uint8", "int32")])
@@ -41,3 +43,60 @@ def test_inner_products_along_memory_are_sums(spec, is_product):
     program = spmd.jit(lambda x, y: snp.einsum(spec, x, y))
     assert ("product" in program.lower(x, y).compile().as_text()) == is_product
     np.testing.assert_allclose(program(x, y), np.einsum(spec, x, y), rtol=1e-5, atol=1e-5)
+
+
+def _joined(x, y):
+    return snp.concatenate([x, y * 2, x[:, :1]], axis=1)
+
+
+REDUCTIONS = {
+    "sum of both": lambda x, y: _joined(x, y).sum(),
+    "sum along": lambda x, y: _joined(x, y).sum(1),
+    "sum across": lambda x, y: _joined(x, y).sum(0),
+    "max along": lambda x, y: _joined(x, y).max(1),
+    "min across": lambda x, y: _joined(x, y).min(0),
+    "product": lambda x, y: (1 + _joined(x, y) / 100).prod(1),
+    "all": lambda x, y: (_joined(x, y) > -3).all(1),
+    "any": lambda x, y: snp.concatenate([x > 2, y > 2]).any(0),
+    "stacked": lambda x, y: snp.stack([x, y, x], axis=2).sum(2),
+    "padded": lambda x, y: snp.pad(x, 2, mode="edge").sum(1),
+    "mirrored": lambda x, y: snp.pad(x, 3, mode="reflect").max(0),
+    "wrapped": lambda x, y: snp.pad(x, ((0, 9), (30, 1)), mode="wrap").sum(0),
+    "narrow": lambda x, y: _joined(x.astype(snp.bfloat16), y.astype(snp.bfloat16)).max(1),
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_parts_of_a_concatenation_are_reduced_one_by_one(name):
+    x, y = np.random.default_rng(1).normal(size=(2, 7, 12)).astype(np.float32)
+    f = REDUCTIONS[name]
+    found = spmd.make_jaxpr(f)(x, y)
+    before = [e for e in found.eqns if e.prim.name == "concatenate"]
+    after = simplify(inline_calls(found))
+    assert before and not any(
+        e.prim.name.startswith("reduce") and e.invars[0] in _concatenations(after)
+        for e in after.eqns
+    )
+    with spmd.disable_jit():
+        expected = f(snp.asarray(x), snp.asarray(y))
+    found = spmd.jit(f)(x, y)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_allclose(
+        found.astype(np.float32), expected.astype(np.float32), rtol=1e-5, atol=1e-5
+    )
+
+
+def _concatenations(closed):
+    return {v for e in closed.eqns if e.prim.name == "concatenate" for v in e.outvars}
+
+
+def test_a_concatenation_with_other_readers_is_reduced_as_a_whole():
+    x = np.ones((4, 3), np.float32)
+    softmax = spmd.make_jaxpr(lambda x: spmd.nn.softmax(snp.concatenate([x, 2 * x], 1), -1))(x)
+    many = spmd.make_jaxpr(lambda x: snp.concatenate([x * k for k in range(20)], 1).sum(1))(x)
+    for closed in (softmax, many):
+        made = simplify(inline_calls(closed))
+        assert any(
+            e.prim.name.startswith("reduce") and e.invars[0] in _concatenations(made)
+            for e in made.eqns
+        )
