@@ -240,7 +240,11 @@ def _differentiate_now(
     try:
         with current_trace(trace.parent):
             if not any(nonzero(tangents)):
-                return True, again(*call.place(call.unflatten(primals)))
+                out = again(*call.place(call.unflatten(primals)))
+                leaves, tree = tree_flatten(out)
+                # Containers are made anew under the caller's trace, as in JAX: some look at it.
+                with current_trace(trace):
+                    return True, tree_unflatten(tree, leaves)
             assert isinstance(trace, JVPTrace)
             params = {"num_consts": 0, "name": call.name, **rules}
             outs, found = trace.differentiate(prim, primals, tangents, params)

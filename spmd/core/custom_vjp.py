@@ -12,10 +12,22 @@ from typing import Any
 
 from spmd.base import dtypes
 from spmd.base.context import attributed_to, state
-from spmd.base.errors import ClosedOverError, GradError, MissingRuleError, RuleError
+from spmd.base.errors import (
+    ClosedOverError,
+    GradError,
+    MissingRuleError,
+    PytreeError,
+    RuleError,
+)
 from spmd.base.record import record
 from spmd.base.source import current_source
-from spmd.base.tree import TreeDef, tree_flatten, tree_leaves, tree_unflatten
+from spmd.base.tree import (
+    TreeDef,
+    broadcast_prefix,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 from spmd.base.util import api_boundary, function_name, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma, vma_hooks
@@ -164,7 +176,7 @@ class _VjpRules:
         flat: list[Any] = []
         for tree, ct in zip(call.in_tree.parts, found, strict=True):
             name = f"the cotangent that bwd of {call.name} returned"
-            flat += [None] * tree.num_leaves if ct is None else tree.flatten_up_to(ct, name)
+            flat += _spread(tree, ct, name)
         flat = [
             None if isinstance(ct, SymbolicZero) else ct
             for k, ct in enumerate(flat)
@@ -197,6 +209,23 @@ class _VjpRules:
                 "a wider or narrower one (.astype converts)"
             )
         return ct.astype(want.dtype)
+
+
+def _spread(tree: TreeDef, ct: Any, name: str) -> list[Any]:
+    """A cotangent of an argument as one for each leaf; it may be a prefix of the argument's tree.
+
+    A None stands for zeros. Raises the error of `TreeDef.flatten_up_to` for one that is no prefix.
+    """
+    if ct is None:
+        return [None] * tree.num_leaves
+    try:
+        return tree.flatten_up_to(ct, name)
+    except PytreeError:
+        try:
+            return broadcast_prefix(ct, tree.unflatten([object()] * tree.num_leaves), name)
+        except Exception:  # as of a container that can't hold such leaves
+            pass
+        raise
 
 
 def _custom_vjp_jvp(

@@ -47,7 +47,7 @@ class Staged:
         # A function of ours around a user's is made anew for each call; the user's is not.
         owner, role = getattr(f, "stands_for", (f, ""))
         kept, key = None, None
-        if not busy and type(owner) is FunctionType and not config.check_leaks:
+        if not busy and _can_be_kept(owner) and not config.check_leaks:
             kept = _kept.setdefault(owner, {})
             key = caller, role, in_tree, tuple(avals), config.tracing, state.scope
             found = kept.get(key)
@@ -104,15 +104,27 @@ class _Same:
 
 
 _MOST_KEPT = 8
-_kept: weakref.WeakKeyDictionary[FunctionType, dict[Any, _Kept]] = weakref.WeakKeyDictionary()
+_kept: weakref.WeakKeyDictionary[Any, dict[Any, _Kept]] = weakref.WeakKeyDictionary()
 _UNBOUND = _Same(object())
 
 
-def _values_of_names(f: FunctionType) -> tuple[_Same, ...]:
+def _can_be_kept(f: Any) -> bool:
+    """Whether it is a function, or an object with a `__call__` that equals itself only."""
+    kind = type(f)
+    if kind is FunctionType:
+        return True
+    plain = kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
+    return plain and type(kind.__call__) is FunctionType and hasattr(f, "__dict__")
+
+
+def _values_of_names(f: Any) -> tuple[_Same, ...]:
     """The values of the outer variables that a function's code reads and does not write.
 
-    A function that counts its calls in such a variable does so when it is traced.
+    A function that counts its calls in such a variable does so when it is traced. Those of an
+    object with a `__call__` are also its attributes.
     """
+    if type(f) is not FunctionType:
+        return *map(_Same, vars(f).values()), *_values_of_names(type(f).__call__)
     read, written = _names_in(f.__code__)
     cells = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
     values = [_content(cell) for name, cell in cells if name not in written]

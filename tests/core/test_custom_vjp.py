@@ -9,8 +9,12 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
+from spmd.base.context import state
 from spmd.base.errors import ArgumentError, GradError, PytreeError, RefusedError
+from spmd.base.tree import register_pytree_node
 from tests.jax.compare import assert_same, cases
+
+F = np.float32
 
 V = np.array([0.5, -1.0, 2.0], np.float32)
 TREE = {"a": 2.0, "b": 5.0}
@@ -227,3 +231,41 @@ def test_a_residual_for_all_examples_is_one_in_bwd():
     np.testing.assert_array_equal(found, 3 * x**2)
     found = spmd.grad(lambda x: spmd.vmap(batched, in_axes=(0, None))(x, 3).sum())(x[None])
     np.testing.assert_array_equal(found, 3 * x[None] ** 2)
+
+
+@pytest.mark.parametrize(
+    ("ct", "wanted"), [(F(5), [5, 5, 5]), ((F(5), None), [5, 0, 0]), ((None, F(5)), [0, 5, 5])]
+)
+def test_cotangents_may_be_a_prefix_of_an_argument(ct, wanted):
+    f = spmd.custom_vjp(lambda x: x[0] * x[1]["a"] * x[1]["b"])
+    f.defvjp(lambda x: (f(x), None), lambda *_: (ct,))
+    found = spmd.grad(f)((F(1), {"a": F(2), "b": F(3)}))
+    assert spmd.tree.leaves(found) == wanted
+
+
+def test_cotangents_that_are_no_prefix():
+    f = spmd.custom_vjp(lambda x: x["a"] * x["b"])
+    f.defvjp(lambda x: (f(x), None), lambda *_: ({"a": F(5)},))
+    with pytest.raises(PytreeError, match="returned must be a dict"):
+        spmd.grad(f)({"a": F(2), "b": F(3)})
+
+
+def test_containers_are_made_anew_in_fwd():
+    """Containers that ask for the trace they are made under find that of the code that has them."""
+
+    class Box:
+        def __init__(self, x):
+            self.x, self.trace = x, state.trace
+
+    register_pytree_node(Box, lambda b: ((b.x,), None), lambda _, xs: Box(*xs))
+    f = spmd.custom_vjp(lambda x: Box(x * 2))
+    seen = []
+
+    def fwd(x):
+        out = f(x)
+        seen.append(out.trace is state.trace)
+        return out, None
+
+    f.defvjp(fwd, lambda _, g: (g.x * 2,))
+    assert spmd.grad(lambda x: f(x).x)(3.0) == 2
+    assert seen == [True]

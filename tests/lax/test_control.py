@@ -42,6 +42,33 @@ def test_a_body_is_traced_once_for_its_types(m):
     assert len(traced) == 2
 
 
+class Body:
+    """A body that is an object."""
+
+    def __init__(self, step):
+        self.step, self.traced = step, []
+
+    def __call__(self, carry, x):
+        self.traced.append(x)
+        return carry + self.step, x
+
+
+@pytest.mark.parametrize("m", [lax, jax.lax], ids=["spmd", "jax"])
+def test_a_body_that_is_an_object_is_traced_once(m):
+    body = Body(2)
+    for _ in range(3):
+        assert m.scan(body, ONE, XS)[0] == ONE + 2 * len(XS)
+    assert len(body.traced) == 1
+
+
+def test_an_object_with_another_attribute_is_traced_again():
+    body = Body(2)
+    lax.scan(body, ONE, XS)
+    body.step = 3
+    assert lax.scan(body, ONE, XS)[0] == ONE + 3 * len(XS)
+    assert len(body.traced) == 2
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_functions_of_users_are_kept(name):
     traced = []
