@@ -107,7 +107,15 @@ def long_name(dtype: np.dtype) -> str:
 
 def canonical(dtype: Any) -> np.dtype:
     """The dtype that arrays of `dtype` have here: 64-bit ones are halved unless x64 is on."""
-    return _canonical(dtype, config.enable_x64)
+    try:
+        return _canonical(dtype, config.enable_x64)
+    except DtypeError:
+        raise
+    except TypeError:  # not hashable, so neither a dtype nor its name
+        raise ArgumentError(
+            f"dtype= takes a dtype, its name or a scalar type, got {type(dtype).__name__}; of an "
+            "array, give x.dtype"
+        ) from None
 
 
 @functools.lru_cache(maxsize=512)
@@ -205,6 +213,13 @@ def issubdtype(a: Any, b: Any) -> bool:
     return np.issubdtype(a_dtype, b)
 
 
+def _limited(x: Any, *numbers: type) -> np.dtype:
+    """The dtype whose limits are asked for: `x`, or that of the array or Python number `x`."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return x.dtype
+    return np.dtype(type(x) if isinstance(x, numbers) else x)
+
+
 def finfo(dtype: Any) -> Any:
     """The limits of a floating dtype, as of `numpy.finfo`, for bfloat16 too.
 
@@ -214,7 +229,7 @@ def finfo(dtype: Any) -> Any:
     >>> snp.finfo(snp.bfloat16).bits
     16
     """
-    return ml_dtypes.finfo(np.dtype(dtype))
+    return ml_dtypes.finfo(_limited(dtype))
 
 
 def iinfo(int_type: Any) -> Any:
@@ -226,7 +241,7 @@ def iinfo(int_type: Any) -> Any:
     >>> snp.iinfo(snp.int8).max
     127
     """
-    dtype: Any = np.dtype(type(int_type) if isinstance(int_type, int) else int_type)
+    dtype: Any = _limited(int_type, int)
     return ml_dtypes.iinfo(dtype) if dtype in SMALL else np.iinfo(dtype)
 
 
@@ -442,18 +457,26 @@ def _promote(pairs: tuple[tuple[np.dtype, bool], ...], x64: bool) -> tuple[np.dt
     return _canonical(node, x64), False
 
 
+def _as_dtype(x: Any) -> np.dtype:
+    try:
+        return np.dtype(x)
+    except TypeError as error:
+        raise DtypeError(f"{x!r} is not a dtype: {error}") from None
+
+
 def promote_types(a: Any, b: Any) -> np.dtype:
     """The dtype to which two dtypes are promoted.
 
-    `a` and `b` are dtypes, their names, or scalar types, of which Python's are weak. 64-bit
-    dtypes that are given stay, x64 or not, as in JAX; others become 64-bit ones under x64 only.
-    Raises a `DtypeError` for dtypes without a common one.
+    `a` and `b` are dtypes, their names, scalar types, of which Python's are weak, or arrays, which
+    stand for their dtypes (NumPy's do not). 64-bit dtypes that are given stay, x64 or not, as in
+    JAX; others become 64-bit ones under x64 only. Raises a `DtypeError` for dtypes without a
+    common one.
 
     >>> snp.promote_types(snp.int8, snp.uint8)
     dtype('int16')
     """
     weak = [any(x is kind for kind in (int, float, complex)) for x in (a, b)]
-    pairs = tuple((_canonical(x, True), w) for x, w in zip((a, b), weak, strict=True))
+    pairs = tuple((_canonical(_as_dtype(x), True), w) for x, w in zip((a, b), weak, strict=True))
     if config.numpy_dtype_promotion == "strict":
         _check_strictly(pairs)
     wide = any(d in _NARROW for d, _ in pairs)

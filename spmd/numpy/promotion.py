@@ -135,8 +135,8 @@ def result_type(*args: Any) -> np.dtype:
 
 def user_dtype(dtype: Any, name: str) -> np.dtype:
     """A dtype that the user asked for by name, canonicalised; a warning tells if it was halved."""
-    wanted = dtypes.python_scalar_dtypes.get(dtype)
     found = dtypes.canonical(dtype)
+    wanted = dtypes.python_scalar_dtypes.get(dtype)
     if wanted is None and np.dtype(dtype).itemsize != found.itemsize:
         warnings.warn(
             f"{name}: dtype {np.dtype(dtype).name} was asked for, but arrays have at most 32 bits "

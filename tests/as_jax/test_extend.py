@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import NamedTuple
 
 import jax.extend.random as jax_random
 import numpy as np
@@ -105,3 +106,31 @@ def test_refusals_are_one_sentence(module: str):
     refused = refuse.refusing(f"jax.{module}", why)("anything")
     with pytest.raises(NotImplementedError, match="anything: "):
         refused()
+
+
+def test_registered_classes_are_taken_apart_and_put_together():
+    """Libraries read the table `jax._src.tree_util._registry` itself."""
+    from jax._src.tree_util import _registry as theirs
+
+    from spmd.as_jax.jax._src.tree_util import _registry as ours
+
+    class Pair(NamedTuple):
+        a: int
+        b: int
+
+    class Box:
+        def __init__(self, x):
+            self.x = x
+
+    spmd.tree_util.register_pytree_node(Box, lambda b: ((b.x,), "aux"), lambda _, c: Box(*c))
+    for tree in ({"b": 1, "a": 2}, [1, 2], (3,), None):
+        children, aux = ours[type(tree)].to_iter(tree)
+        wanted, their_aux = theirs[type(tree)].to_iter(tree)
+        assert (list(children), aux) == (list(wanted), their_aux)
+        assert ours[type(tree)].from_iter(aux, children) == tree
+    children, aux = ours[Box].to_iter(Box(5))
+    assert (list(children), aux) == ([5], "aux") and ours[Box].from_iter(aux, [6]).x == 6
+    for kind in (dict, Pair, float, set):
+        assert (kind in ours) == (kind in theirs)
+        assert (ours.get(kind) is None) == (theirs.get(kind) is None)
+    assert Box in list(ours) and len(ours) == len(list(ours))

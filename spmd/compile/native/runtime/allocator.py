@@ -202,7 +202,7 @@ def _fresh(capacity: int) -> int:
 
 def give_back(home: SizeClass, address: int) -> None:
     """Free a block, or keep it if it is large and there is room for it."""
-    if sys.is_finalizing():
+    if sys is None or sys.is_finalizing():  # modules lose their names before the last blocks
         return
     if home.capacity < LARGE or home.capacity > LIMIT:
         _system.free(home, address)

@@ -122,3 +122,11 @@ def test_threads_share_the_lists():
     for thread in threads:
         thread.join(30)
     assert not failures
+
+
+def test_blocks_that_outlive_the_modules_names_are_left_alone(monkeypatch):
+    """A process that ends takes the names of modules away before the last arrays go."""
+    home = alloc(100).home
+    monkeypatch.setattr(allocator, "sys", None)
+    allocator.give_back(home, 0)
+    assert 0 not in home.free
