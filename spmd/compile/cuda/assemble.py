@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from spmd.base.config import config
+from spmd.base.errors import InternalError
 from spmd.base.record import replace
 from spmd.compile.cuda import stream_steps_ir
 from spmd.compile.cuda.attention import render_attention
@@ -63,7 +64,9 @@ from spmd.compile.lower.steps import (
     SortRows,
     Step,
     While,
+    accesses,
     accesses_inside,
+    blocks,
     walk,
 )
 from spmd.compile.native.program.builder import ProgramBuilder
@@ -160,6 +163,8 @@ class Builder(ProgramBuilder):
         used = [sum(map(_aligned, plan.scratch)) for plan in self.plans.values()]
         self.scratch_at += max(used, default=0)
         steps = tuple(self.steps(self.schedule.steps))
+        if config.check:
+            self.check_host(steps)
         if self.scratch_at + self.scratch_bytes > self.exchange_at:
             self.plan.arena = self.scratch_at + self.scratch_bytes
         record = 8 * (stream_steps_ir.FUNCTIONS + len(self.functions))
@@ -378,6 +383,39 @@ class Builder(ProgramBuilder):
             self.wait("predicate of a loop"),
         ]
         return [While(tuple(test), place, tuple(self.steps(step.body)))]
+
+    def check_host(self, steps: Sequence[NativeStep], late: str = "") -> str:
+        """Raise an InternalError that names a step in which the host would use wrong memory.
+
+        The law: the host uses staging memory only, and first waits for the copies from and to it.
+        `late` is the name of a copy for which no wait came before the steps, as the result is for
+        one behind them.
+        """
+        for step in steps:
+            if isinstance(step, KernelStep):
+                copies = step.address == self.entries[stream_steps_ir.COPY_SYMBOL]
+                if copies and self.staging in (slot.base for slot in step.slots):
+                    late = self.names[step.sizes[0]]
+                elif step.address == self.entries[stream_steps_ir.WAIT_SYMBOL]:
+                    late = ""
+                continue
+            tests = (step.test, step.body, step.test) if isinstance(step, While) else ()
+            for block in tests:
+                late = self.check_host(block, late)
+            if not (isinstance(step, Host) and step.on_device):
+                self._check_places(step, late)
+            for block in () if tests else blocks(step):
+                late = self.check_host(block, late)
+        return late
+
+    def _check_places(self, step: Any, late: str) -> None:
+        name = getattr(step, "name", "") or type(step).__name__.lower()
+        places: list[Any] = [place for place, _ in accesses(step)]
+        for place in places:
+            if place.base != self.staging:
+                raise InternalError(f"{name}: the host would use memory of the device, at {place}")
+            if late:
+                raise InternalError(f"{name}: the host does not wait for the copy of {late}")
 
 
 def _aligned(nbytes: int) -> int:

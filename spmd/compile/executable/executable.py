@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from spmd.base.amounts import size_text
+from spmd.base.config import config
 from spmd.base.device import Device, default_device
 from spmd.base.errors import DeviceError, OutOfMemoryError
 from spmd.base.source import current_source
@@ -27,7 +28,7 @@ from spmd.compile.executable.async_operands import (
 )
 from spmd.compile.executable.backend import CPU, Backend, constant
 from spmd.compile.fingerprint import fingerprint
-from spmd.compile.lazy import build, cuda_backend, pipeline
+from spmd.compile.lazy import build, cuda_backend, memory_check, pipeline
 from spmd.compile.native.program.stored import (
     StoredProgram,
     among_given,
@@ -152,6 +153,10 @@ class Executable:
         with self.backend.assembler.CalleeCompiler() as callees:
             schedule = self.schedule = self._make_schedule(closed, callees)
             self.takes = self.takes_of(self.donated)
+            if config.check:
+                given = self.donated if self.knows_donated else [True] * len(self.in_avals)
+                takes = self.takes_of(given)
+                memory_check.check_memory(closed.jaxpr.name, schedule, self.plan, takes)
             self.native = self._assemble(callees)
         self.frames = build.frames_of(schedule, self.plan, self.count)
         self._consts = [self._on_each(value, aval) for _, (value, aval) in schedule.consts]
