@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
+
 from spmd.base.config import config
 from spmd.base.errors import InternalError
 from spmd.base.record import replace
@@ -78,6 +80,12 @@ from spmd.compile.schedule.memory_plan import Plan
 
 __all__ = ["CalleeCompiler", "CudaProgram", "assemble", "legalise"]
 
+_AROUND_BODIES = (
+    stream_steps_ir.BEGIN_BODY_SYMBOL,
+    stream_steps_ir.END_BODY_SYMBOL,
+    stream_steps_ir.REPLAY_SYMBOL,
+)
+
 # Device memory is given in units of this many bytes.
 ALIGNMENT = 256
 
@@ -106,7 +114,8 @@ def assemble(
     program = builder.program(devices)
     functions = tuple(builder.functions.values())
     blocks = tuple([(f.symbol, f.launch.shared) for f in functions])
-    kept = blocks, builder.staging_bytes, tuple(builder.names), builder.events, builder.mails
+    numbers = builder.events, builder.mails, builder.bodies
+    kept = blocks, builder.staging_bytes, tuple(builder.names), *numbers
     return CudaProgram(encoded(program), kept, program, functions)
 
 
@@ -149,10 +158,12 @@ class Builder(ProgramBuilder):
         self.scratch_at, self.scratch_bytes = _aligned(plan.arena), 0
         self.plans: dict[int, ExchangePlan] = {}
         self.exchange_at = self.scratch_at
-        self.events = self.mails = 0
+        self.events = self.mails = self.bodies = 0
         self.functions: dict[str, Function] = {}
         self.numbers: dict[str, int] = {}
         self.names: list[str] = []
+        symbols = stream_steps_ir.WAIT_SYMBOL, stream_steps_ir.PREDICATE_SYMBOL
+        self.waits = [self.entries[symbol] for symbol in symbols]
 
     def program(self, devices: int) -> Program:
         self.devices = devices
@@ -327,9 +338,10 @@ class Builder(ProgramBuilder):
         """A copy between any two memories."""
         return self.driven(stream_steps_ir.COPY_SYMBOL, (target, source), (COMPUTING, nbytes), name)
 
-    def wait(self, name: str) -> KernelStep:
-        """A wait of the host for the stream."""
-        return self.driven(stream_steps_ir.WAIT_SYMBOL, (), (), name, waits=True)
+    def wait(self, name: str, *predicates: Slot) -> KernelStep:
+        """A wait of the host for the stream; a predicate that is copied is false if that failed."""
+        symbol = stream_steps_ir.PREDICATE_SYMBOL if predicates else stream_steps_ir.WAIT_SYMBOL
+        return self.driven(symbol, predicates, (), name, waits=True)
 
     def driven(
         self,
@@ -374,15 +386,37 @@ class Builder(ProgramBuilder):
         return [*before, self.wait(name), inside, *after]
 
     def loop_on_predicate(self, step: While[Ref, Step]) -> Sequence[NativeStep]:
-        """A loop whose predicate the host reads after each test."""
-        place = Slot(self.staging)
+        """A loop whose predicate the host reads after each test.
+
+        A body of launches alone, with the test behind it, becomes a graph when it has run for a
+        while: then an iteration is one launch.
+        """
+        place, name = Slot(self.staging), "predicate of a loop"
         self.staging_bytes = max(self.staging_bytes, ALIGNMENT)
-        test = [
-            *self.steps(step.test),
-            self.copy(place, self.slot(step.predicate), 1, "predicate of a loop"),
-            self.wait("predicate of a loop"),
-        ]
-        return [While(tuple(test), place, tuple(self.steps(step.body)))]
+        wait = self.wait(name, place)
+        test, body = self.test(step, place, name), self.steps(step.body)
+        is_free = self.devices == 1 and self.bodies < stream_steps_ir.MOST_BODIES
+        if not (is_free and all(map(self.is_captured, (*test, *body)))):
+            return [While((*test, wait), place, tuple(body))]
+        body += self.test(step, place, name)
+        number, self.bodies = self.bodies, self.bodies + 1
+        begin, end, replay = (
+            self.driven(symbol, (), (number,), f"graph of a loop's body, with {name}")
+            for symbol in _AROUND_BODIES
+        )
+        graph = Slot(self.record, 8 * (stream_steps_ir.BODIES + number))
+        chosen = Branch(graph, ((begin, *body, end), (replay,)), np.dtype(np.int64))
+        return [*test, While((wait,), place, (chosen,))]
+
+    def test(self, step: While[Ref, Step], place: Slot, name: str) -> Sequence[NativeStep]:
+        """The test of a loop, and the copy of its predicate to staging memory."""
+        return *self.steps(step.test), self.copy(place, self.slot(step.predicate), 1, name)
+
+    def is_captured(self, step: NativeStep) -> bool:
+        """Whether a step of a loop's body is the same work in each iteration, without the host."""
+        if not isinstance(step, KernelStep) or step.address in self.waits:
+            return False
+        return not any(slot.strides for slot in step.slots)
 
     def check_host(self, steps: Sequence[NativeStep], late: str = "") -> str:
         """Raise an InternalError that names a step in which the host would use wrong memory.
@@ -396,7 +430,7 @@ class Builder(ProgramBuilder):
                 copies = step.address == self.entries[stream_steps_ir.COPY_SYMBOL]
                 if copies and self.staging in (slot.base for slot in step.slots):
                     late = self.names[step.sizes[0]]
-                elif step.address == self.entries[stream_steps_ir.WAIT_SYMBOL]:
+                elif step.address in self.waits:
                     late = ""
                 continue
             tests = (step.test, step.body, step.test) if isinstance(step, While) else ()
@@ -412,9 +446,9 @@ class Builder(ProgramBuilder):
         name = getattr(step, "name", "") or type(step).__name__.lower()
         places: list[Any] = [place for place, _ in accesses(step)]
         for place in places:
-            if place.base != self.staging:
+            if place.base not in (self.staging, self.record):
                 raise InternalError(f"{name}: the host would use memory of the device, at {place}")
-            if late:
+            if late and place.base == self.staging:
                 raise InternalError(f"{name}: the host does not wait for the copy of {late}")
 
 

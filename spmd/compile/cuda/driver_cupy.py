@@ -80,7 +80,7 @@ class CupyDriver:
         # Pinned memory that is freed when an event has happened.
         self._leaving: deque[tuple[Any, Any]] = deque()
         self._pinned_pool = cupy.cuda.PinnedMemoryPool()
-        self.entries = _entries() if self._count else Entries(*[0] * 6)
+        self.entries = _entries() if self._count else Entries(*[0] * 7)
 
     def device_count(self) -> int:
         """How many devices this process sees; 0 where there is no GPU or no driver."""
@@ -406,7 +406,7 @@ def _entries() -> Entries:
     """The functions of `libcuda`, by address."""
     names = (
         *("cuCtxSetCurrent", "cuLaunchKernel", "cuMemcpyAsync", "cuStreamSynchronize"),
-        *("cuEventRecord", "cuStreamWaitEvent"),
+        *("cuEventRecord", "cuStreamWaitEvent", "cuGraphLaunch"),
     )
     functions = [getattr(library(), name) for name in names]
     return Entries(*[ctypes.cast(f, ctypes.c_void_p).value or 0 for f in functions])

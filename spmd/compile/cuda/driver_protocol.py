@@ -36,6 +36,7 @@ class Entries:
     wait    cuStreamSynchronize(stream)
     record  cuEventRecord(event, stream)
     wait_event  cuStreamWaitEvent(stream, event, 0)
+    graph   cuGraphLaunch(graph, stream)
     """
 
     current: int
@@ -44,6 +45,7 @@ class Entries:
     wait: int
     record: int
     wait_event: int
+    graph: int
 
 
 class Driver(Protocol):

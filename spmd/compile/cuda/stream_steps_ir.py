@@ -27,9 +27,13 @@ from collections.abc import Callable
 from spmd.compile.native.llvm.compiler import compile_texts
 from spmd.compile.native.llvm.function_builder import Function, Value
 
-STATUS, STEP, CONTEXT, STREAM, EXCHANGE, *_rest = range(16)
-CURRENT, LAUNCH, COPY, WAIT, RECORD, WAIT_EVENT, *_rest = _rest
-DEVICE, APART, EVENTS, MAILS, FUNCTIONS = _rest
+# A program has at most so many loops on predicates whose bodies become graphs.
+MOST_BODIES = 8
+
+STATUS, STEP, CONTEXT, STREAM, EXCHANGE, *_rest = range(18 + 2 * MOST_BODIES)
+CURRENT, LAUNCH, COPY, WAIT, RECORD, WAIT_EVENT, GRAPH, CAPTURE, *_rest = _rest
+DEVICE, APART, EVENTS, MAILS, BODIES, *_rest, FUNCTIONS = _rest
+COUNTS = BODIES + MOST_BODIES
 
 # Streams as steps name them, from STREAM on.
 COMPUTING, EXCHANGING = 0, 1
@@ -37,6 +41,10 @@ COMPUTING, EXCHANGING = 0, 1
 MAIL_WORDS = 2
 # The status of a device that found another one not there: no driver gives such a code.
 MISMATCH = -1
+# That of one whose body of a loop was not captured.
+NOT_CAPTURED = -2
+# The body of a loop is captured in its so-manieth iteration over the same frame.
+CAPTURED_AT = 8
 
 # The host's part of a step.
 LAUNCH_NS = 2000.0
@@ -53,6 +61,11 @@ TELL_SYMBOL = "spmd_cuda_tell"  # mail; behind the record: the address
 PULL_SYMBOL = "spmd_cuda_pull"
 SETTLE_SYMBOL = "spmd_cuda_settle"  # event, count, and for each: device, reader
 PULL_WORDS, SETTLE_WORDS = 6, 2
+# The host waits for the predicate of a loop; behind the record: its place in staging memory.
+PREDICATE_SYMBOL = "spmd_cuda_predicate"
+# Around the steps of a body that may become a graph, and in their place: the number of the body.
+BEGIN_BODY_SYMBOL, END_BODY_SYMBOL = "spmd_cuda_begin_body", "spmd_cuda_end_body"
+REPLAY_SYMBOL = "spmd_cuda_replay"
 
 
 class _Step(Function):
@@ -65,7 +78,8 @@ class _Step(Function):
         super().__init__(symbol, "void", ["ptr", "ptr", "i64", "i64"])
         self.args, self.sizes = self.params[:2]
         self.record = self.load("ptr", self.args)
-        self.ret_if(self.word(STATUS).differs(0))
+        if symbol not in _ALWAYS:
+            self.ret_if(self.word(STATUS).differs(0))
         self.call(self.word(CURRENT, "ptr"), "i32", self.word(CONTEXT, "ptr"))
 
     def word(self, index: int, kind: str = "i64") -> Value:
@@ -164,6 +178,57 @@ def _settle(f: _Step) -> None:
             f.ask(WAIT_EVENT, f.word(EXCHANGE, "ptr"), done, f.value("i32", 0))
 
 
+def _predicate(f: _Step) -> None:
+    """A loop whose steps failed ends: its predicate is false."""
+    with f.if_(f.word(STATUS).equals(0)):
+        code = f.call(f.word(WAIT, "ptr"), "i32", f.word(STREAM, "ptr"))
+        with f.if_(code.equals(0)):
+            f.ret()
+        f.store(f.convert("zext", code, "i64"), f.record, 8 * STATUS)
+        f.store(f.load("i64", f.sizes), f.record, 8 * STEP)
+    f.store(f.value("i8", 0), f.load("ptr", f.args, 8))
+
+
+def _body(f: _Step, index: int) -> Value:
+    """The place of a word of the body that a step is about."""
+    return f.at(f.record, (f.size(0) + index) * 8)
+
+
+def _capture(f: _Step, ends: int) -> Value:
+    """Begin or end the capture of a body, in Python; gives 0 if all went well."""
+    given = f.record, f.size(0), f.value("i64", ends)
+    return f.call(f.word(CAPTURE, "ptr"), "i32", *given)
+
+
+def _begin_body(f: _Step) -> None:
+    place = _body(f, COUNTS)
+    count = f.load("i64", place)
+    f.ret_if(count >= CAPTURED_AT)
+    f.store(count + 1, place)
+    with f.if_((count + 1).equals(CAPTURED_AT)):
+        with f.if_(_capture(f, 0).differs(0)):
+            f.fail(f.value("i64", NOT_CAPTURED))
+
+
+def _end_body(f: _Step) -> None:
+    """The end of a capture, whatever happened in it, and the work of this iteration."""
+    place = _body(f, COUNTS)
+    f.ret_if(f.load("i64", place).differs(CAPTURED_AT))
+    code = _capture(f, 1)
+    f.store(f.value("i64", CAPTURED_AT + 1), place)
+    f.ret_if(f.word(STATUS).differs(0))
+    with f.if_(code.differs(0)):
+        f.fail(f.value("i64", NOT_CAPTURED))
+    _replay(f)
+
+
+def _replay(f: _Step) -> None:
+    f.ask(GRAPH, f.load("ptr", _body(f, BODIES)), f.word(STREAM, "ptr"))
+
+
+# Functions that run after a failure too.
+_ALWAYS = PREDICATE_SYMBOL, END_BODY_SYMBOL
+
 _FUNCTIONS: dict[str, Callable[[_Step], None]] = {
     LAUNCH_SYMBOL: _launch,
     COPY_SYMBOL: _copy,
@@ -173,6 +238,10 @@ _FUNCTIONS: dict[str, Callable[[_Step], None]] = {
     TELL_SYMBOL: _tell,
     PULL_SYMBOL: _pull,
     SETTLE_SYMBOL: _settle,
+    PREDICATE_SYMBOL: _predicate,
+    BEGIN_BODY_SYMBOL: _begin_body,
+    END_BODY_SYMBOL: _end_body,
+    REPLAY_SYMBOL: _replay,
 }
 
 

@@ -68,7 +68,7 @@ class CudaCalls(_Base):
             written = [f"{x}.address" for x in outputs[d]]
             consts = [str(address) for address in self.executable.const_pointers[d]]
             frames += [f"{arena}.address", *given, *written, *consts]
-            frames += [f"{records}.addresses[{d}]", "0"]
+            frames += [f"{records}.addresses[{d}]", f"{records}.stagings[{d}]"]
         frames += ["0"] * (native.words_needed - native.frame_words)
         self.names["pack"] = struct.Struct(f"{len(frames)}q").pack
         self.put(f"frames = pack({', '.join(frames)})")
@@ -78,6 +78,8 @@ class CudaCalls(_Base):
             self.names |= {"begin": FLIGHT.begin, "completed": FLIGHT.completed}
             self.put(f"span = begin({native.label}, 0)")
         graphs = graphs_of(native, call)
+        if native.bodies:
+            self.put(f"{records}.bodies.use(frames)")
         if graphs is None:
             self.put(f"status = enqueue({native.header_address}, frames)")
         else:

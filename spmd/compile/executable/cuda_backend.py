@@ -332,17 +332,13 @@ def _run(
     assert isinstance(native, CudaProgram)
     gpu, numbers = driver(), [number_of(device) for device in devices]
     records = native.records(numbers)
-    size = native.staging_bytes
-    stagings = [gpu.allocate_pinned(size) if size else 0 for _ in numbers]
-    try:
-        given = zip(frames, records.addresses, stagings, strict=True)
-        for number in numbers:
-            cuda_reports.begun(gpu, number, native)
-        native.run_frames([[*words, record, staging] for words, record, staging in given])
-    finally:
-        for number, staging in zip(numbers, stagings, strict=True):
-            if staging:
-                gpu.free_pinned(number, staging)
+    given = zip(frames, records.addresses, records.stagings, strict=True)
+    whole = [[*words, record, staging] for words, record, staging in given]
+    for number in numbers:
+        cuda_reports.begun(gpu, number, native)
+    if records.bodies is not None:
+        records.bodies.use(native.packed(whole))
+    native.run_frames(whole)
     native.check(records)
     native.free_records(numbers).append(records)
     for number in numbers:

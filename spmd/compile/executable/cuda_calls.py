@@ -17,6 +17,7 @@ from spmd.compile.cuda.program import CudaProgram, Records
 from spmd.compile.executable import cuda_reports
 from spmd.compile.executable.cuda_backend import CudaMemory, arenas, number_of
 from spmd.compile.executable.executable import Executable
+from spmd.compile.native.program.steps import RankExchange
 
 
 class _NoMemory:
@@ -44,8 +45,11 @@ class Call:
         native, gpu = executable.native, driver()
         assert isinstance(native, CudaProgram)
         self.numbers = [number_of(device) for device in executable.devices]
-        # Whether a call is in the streams when it returns, and all its memory is free for the next.
-        self.is_enqueued = not native.staging_bytes
+        # Whether a call is in the streams when it returns, and all its memory is free for the next:
+        # also one in which the host reads predicates and indices of branches.
+        meets = any(isinstance(step, RankExchange) for step in native.encoded.steps)
+        has_host_part = native.encoded.calls_python or meets or len(self.numbers) > 1
+        self.is_enqueued = not (native.staging_bytes and has_host_part)
         self.names: dict[str, Any] = {
             "CudaMemory": CudaMemory,
             "gpu": gpu,

@@ -15,8 +15,8 @@ from typing import Any
 
 from spmd.base.config import config
 from spmd.compile.cuda import stream_steps_ir
-from spmd.compile.cuda.driver import CudaError, Driver, driver
-from spmd.compile.cuda.program import CudaProgram, Records
+from spmd.compile.cuda.driver import CudaError, driver
+from spmd.compile.cuda.program import CudaProgram, Graph, Records
 from spmd.compile.executable.cuda_calls import Call
 
 # An executable has so many graphs.
@@ -27,22 +27,6 @@ _CAPTURED_AT, _REPLACED_AT = 2, 8
 _MOST_SEEN = 16
 # A graph of more launches than this is not made: it would take long, and much memory.
 _MOST_LAUNCHES = 10_000
-
-
-class Graph:
-    """A graph, which is freed with the last reference: a thread may use it while others replace it.
-
-    `handle` is the driver's.
-    """
-
-    __slots__ = ("device", "gpu", "handle")
-
-    def __init__(self, gpu: Driver, device: int, handle: int):
-        self.gpu, self.device, self.handle = gpu, device, handle
-
-    def __del__(self) -> None:
-        if sys is not None and not sys.is_finalizing():
-            self.gpu.free_graph(self.device, self.handle)
 
 
 class Graphs:
@@ -117,8 +101,9 @@ def graphs_of(native: CudaProgram, call: Call) -> Graphs | None:
     if len(call.numbers) > 1:
         without_graphs(native, f"it runs on {len(call.numbers)} GPUs")
         return None
-    if native.encoded.calls_python:
-        without_graphs(native, "the host has a part in it")
+    if native.encoded.calls_python or native.staging_bytes:
+        if not native.bodies:
+            without_graphs(native, "the host has a part in it")
         return None
     launches = native.encoded.cost_ps / (1000 * stream_steps_ir.LAUNCH_NS)
     if not 2 <= launches <= _MOST_LAUNCHES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spmd.base.record import record
+from spmd.base.record import record, replace
 from spmd.compile.lower.steps import TEMP, Buffer, Schedule
 from spmd.compile.schedule.memory_plan import Plan
 from spmd.compile.schedule.thread_plan import rounded
@@ -54,7 +54,10 @@ class MemoryAnalysis:
 def memory_of(executable: Executable | MeshProgram) -> MemoryAnalysis:
     """The memory of a call; of a mapped function, on one device."""
     core = executable.core
-    return analyse(core.schedule, core.plan, executable.takes)
+    found = analyse(core.schedule, core.plan, executable.takes)
+    # A plan that was made for this has no scratch arrays of kernels, which assembly adds for GPUs.
+    arena = max(found.temp_size_in_bytes, *core.frames.arenas)
+    return replace(found, temp_size_in_bytes=arena)
 
 
 def analyse(schedule: Schedule, plan: Plan, takes: dict[int, int]) -> MemoryAnalysis:

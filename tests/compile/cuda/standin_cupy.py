@@ -349,6 +349,7 @@ class Standin:
             cuStreamSynchronize=kind(entries.wait),
             cuEventRecord=kind(entries.record),
             cuStreamWaitEvent=kind(entries.wait_event),
+            cuGraphLaunch=kind(entries.graph),
         )
 
 

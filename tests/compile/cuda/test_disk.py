@@ -16,6 +16,7 @@ from spmd.base.config import config
 from spmd.compile.cuda import images, nvrtc
 from spmd.compile.cuda.program import CudaProgram
 from spmd.compile.executable.executable import compile_jaxpr
+from spmd.compile.executable.memory_analysis import memory_of
 from spmd.compile.native.llvm import object_cache
 from spmd.compile.native.program import stored
 
@@ -151,6 +152,32 @@ def test_machine_code_that_is_gone_is_compiled_again(folder, monkeypatch, gone):
         for y, w in zip(second((X,)), wanted, strict=True):
             np.testing.assert_array_equal(y, w)
         assert len(made) == times
+
+
+def test_a_stored_program_reports_scratch_memory_of_kernels(folder):
+    """That of the runs that a sort merges, which no plan knows before assembly."""
+    x = np.linspace(0, 9, 5000, dtype=np.float32) % 1
+    closed = make_jaxpr(lambda x: snp.sort(x * 2))(x)
+    # The second has the machine code made, and for that its plan.
+    first, _, third = (compile_jaxpr(closed, device=spmd.devices()[0]) for _ in range(3))
+    assert is_stored(third) and "plan" not in vars(third)
+    sizes = [memory_of(each).temp_size_in_bytes for each in (first, third)]
+    assert sizes[0] == sizes[1] == max(third.frames.arenas) > x.nbytes
+    np.testing.assert_array_equal(third((x,))[0], np.sort(x * 2))
+
+
+def until(x):
+    return lax.while_loop(lambda s: s.sum() < 1e6, lambda s: s * 1.5 + 1, x)
+
+
+def test_a_stored_loop_has_graphs(folder):
+    with config.override("platform", "cpu"):
+        wanted = np.asarray(spmd.jit(until)(abs(X)))
+    for is_known in (False, True):
+        executable = compiled(until, X)
+        assert is_stored(executable) == is_known
+        assert executable.native.bodies == 1
+        np.testing.assert_allclose(executable((abs(X),))[0], wanted, 1e-5)
 
 
 def test_another_nvrtc_compiles_again(folder, monkeypatch):

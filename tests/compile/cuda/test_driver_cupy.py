@@ -137,6 +137,15 @@ def test_programs_run(standin, monkeypatch):
     outs = [np.asarray(repeated(x)) for _ in range(8)]
     assert len(launched) >= 3
     np.testing.assert_allclose(outs, [wanted] * 8, 1e-5)
+
+    def until(x):
+        return lax.while_loop(lambda s: s.sum() < 1e6, lambda s: s * 1.5 + 1, x)
+
+    launched.clear()
+    with config.override("platform", "cpu"):
+        wanted_too = np.asarray(spmd.jit(until)(X))
+    np.testing.assert_allclose(spmd.jit(until)(x), wanted_too, 1e-5)
+    assert not launched  # native code launches the graph of the body
     copied, upload = [], standin.driver.upload
     monkeypatch.setattr(standin.driver, "upload", lambda *g: copied.append(g) or upload(*g))
     outs = [np.asarray(repeated(X * 1)) for _ in range(8)]

@@ -21,7 +21,6 @@ from tests.compile.cuda.mutants import (
     outcomes_of_head,
 )
 
-
 SEEDS = 20
 
 

@@ -81,7 +81,7 @@ def told(name: str, monkeypatch: pytest.MonkeyPatch, method: str, mutant) -> int
 def test_each_wait_of_the_host_is_needed(name, monkeypatch):
     """The wait becomes an event, which nobody waits for."""
 
-    def without(self, step_name):
+    def without(self, step_name, *_):
         return self.record_event(0, self.new_event(), step_name)
 
     assert told(name, monkeypatch, "wait", without) >= len(PROGRAMS[name][1])
@@ -94,8 +94,8 @@ def test_a_host_read_of_an_address_of_a_device_is_told(name, monkeypatch):
 
     def read_there(self, step):
         if isinstance(step, assemble.While):
-            (loop,) = loop_on_host(self, step)
-            return [assemble.replace(loop, predicate=self.slot(step.predicate))]
+            *before, loop = loop_on_host(self, step)
+            return [*before, assemble.replace(loop, predicate=self.slot(step.predicate))]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(assemble, "with_places", lambda s, place: with_places(s, self.slot))
             return on_host(self, step)

@@ -101,6 +101,7 @@ class EmulatorDriver:
             _WAIT(self._wait_entry),
             _RECORD(self._record_entry),
             _WAIT_EVENT(self._wait_event_entry),
+            _RECORD(self._graph_entry),
         )
         addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in self._kept]
         self.entries = Entries(*addresses)
@@ -533,6 +534,15 @@ class EmulatorDriver:
 
     def _wait_event_entry(self, stream: int, event: int, flags: int) -> int:
         return self._coded(lambda: self.wait_event(self._current_device(stream), stream, event))
+
+    def _graph_entry(self, graph: int, stream: int) -> int:
+        def call() -> None:
+            device = self._current_device(stream)
+            if stream != self.stream(device):
+                raise CudaError(f"graph {graph:#x} is for the stream of CUDA device {device}")
+            self.replay(device, graph)
+
+        return self._coded(call)
 
     def _coded(self, call: Callable[[], None]) -> int:
         """0, or the code of the failure of a call."""

@@ -137,9 +137,12 @@ class NativeProgram:
 
     def run_frames(self, frames: Sequence[Sequence[int]]) -> None:
         """Run the program over the frames of its devices, each a list of addresses."""
-        packed = self._pack(*itertools.chain.from_iterable(frames), *self._no_report)
-        words = np.frombuffer(bytearray(packed), np.int64)  # which lives as long as the run
+        words = np.frombuffer(bytearray(self.packed(frames)), np.int64)  # which lives as long
         self.run_address(_address(words))
+
+    def packed(self, frames: Sequence[Sequence[int]]) -> bytes:
+        """The words that a run has: the frames, and room for the report of a failed one."""
+        return self._pack(*itertools.chain.from_iterable(frames), *self._no_report)
 
     def run_address(self, frames: int) -> None:
         """Run the program over frames at an address; `words_needed` words must be there."""
