@@ -15,8 +15,8 @@ from spmd.lax.linalg.family import (
     MATRIX,
     check_matrices,
     diagonal_part,
-    each_or_nan,
     hermitian_from,
+    lapack,
     lower_part,
     matmul,
     not_linear,
@@ -55,7 +55,10 @@ def _cholesky_abstract(x: ShapedArray) -> ShapedArray:
 
 
 def _cholesky_impl(xp: Any, x: Any) -> Any:
-    return np.tril(each_or_nan(np.linalg.cholesky, x))
+    found = lapack("cholesky_lo", np.linalg.cholesky, x)
+    # All of a factor that does not exist is NaN; what is above the diagonal is zero.
+    failed = found.size and np.isnan(found[..., 0, -1]).any()
+    return np.tril(found) if failed else found
 
 
 def _cholesky_jvp(primals: Any, tangents: Any) -> Any:

@@ -23,6 +23,7 @@ from spmd.lax.linalg.family import (
     hermitian_from,
     in_columns,
     in_rows,
+    lapack,
     matmul,
     not_linear,
     on_diagonal,
@@ -98,7 +99,9 @@ def _eigh_abstract(x: ShapedArray, *, lower: bool) -> list[ShapedArray]:
 
 
 def _eigh_impl(xp: Any, x: Any, *, lower: bool) -> list[Any]:
-    w, v = each_or_nan(lambda a: tuple(np.linalg.eigh(a, "L" if lower else "U")), x)
+    side = "L" if lower else "U"
+    name = "eigh_lo" if lower else "eigh_up"
+    w, v = lapack(name, lambda a: tuple(np.linalg.eigh(a, side)), x)
     return [v, w]
 
 

@@ -2,7 +2,7 @@
 
 An operand is a stack of matrices (or vectors): its last dims are the *core*, all dims before them
 count independent problems, equal for all operands. So `vmap` is one more leading dim, and leading
-dims may be split over devices. LAPACK runs through `numpy.linalg`, as a host step.
+dims may be split over devices. LAPACK runs through NumPy, as a host step.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from spmd.lax.array import broadcasted_iota
 from spmd.lax.convert import convert_element_type
 from spmd.lax.dot import batch_matmul
 from spmd.lax.families import fail
+from spmd.lax.linalg.lapack import in_own_precision
 from spmd.lax.logic import bitwise_not, eq, ge, gt, le, lt, select
 from spmd.lax.precision import Precision
 from spmd.lax.sort import take_along
@@ -128,6 +129,15 @@ def each_or_nan(f: Callable[..., Any], *arrays: Any) -> Any:
         np.stack(column).reshape((*leading, *column[0].shape))
         for column in zip(*found, strict=True)
     )
+
+
+def lapack(name: str, public: Callable[..., Any], *arrays: Any) -> Any:
+    """A ufunc under `numpy.linalg` on stacks, NaN for matrices on which LAPACK fails.
+
+    Where NumPy has none of that name, the public function computes in float64.
+    """
+    found = in_own_precision(name, *arrays)
+    return each_or_nan(public, *arrays) if found is None else found
 
 
 def _harmless(a: Any) -> Any:

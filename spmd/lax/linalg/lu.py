@@ -16,8 +16,8 @@ from spmd.lax.arithmetic import add, neg
 from spmd.lax.families import check_same_dtype, fail
 from spmd.lax.linalg.family import (
     check_matrices,
-    each_or_nan,
     eye_like,
+    lapack,
     lower_part,
     matmul,
     not_linear,
@@ -26,6 +26,7 @@ from spmd.lax.linalg.family import (
     take_rows,
     upper_part,
 )
+from spmd.lax.linalg.lapack import lu_factors
 from spmd.lax.linalg.triangular import forward_substitution, triangular_solve
 from spmd.lax.slicing import pad, slice
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 # Columns factored one by one before the rest is a matrix product.
 _BLOCK = 32
+# Rows are exchanged matrix by matrix in stacks of fewer than this, all at once in larger ones.
+_FEW = 32
 
 # ---- lu ----------------------------------------------------------------------------------------
 
@@ -65,6 +68,17 @@ def _lu_impl(xp: Any, x: Any) -> list[Any]:
     *leading, m, n = x.shape
     a = np.array(x, order="C").reshape((int(np.prod(leading)), m, n))
     pivots = np.zeros((a.shape[0], min(m, n)), np.int32)
+    if not lu_factors(a, pivots):
+        _eliminate(a, pivots)
+    permutation = _permutation(pivots, m)
+    shapes = ((*leading, m, n), (*leading, min(m, n)), (*leading, m))
+    outs = (a, pivots, permutation)
+    return [y.reshape(shape) for y, shape in zip(outs, shapes, strict=True)]
+
+
+def _eliminate(a: Any, pivots: Any) -> None:
+    """Gaussian elimination of a stack in place, by blocks of columns."""
+    m, n = a.shape[1:]
     with np.errstate(all="ignore"):
         for start in range(0, min(m, n), _BLOCK):
             stop = min(start + _BLOCK, m, n)
@@ -73,10 +87,6 @@ def _lu_impl(xp: Any, x: Any) -> list[Any]:
                 head = a[:, start:stop, start:stop]
                 a[:, start:stop, stop:] = forward_substitution(head, a[:, start:stop, stop:], True)
                 a[:, stop:, stop:] -= a[:, stop:, start:stop] @ a[:, start:stop, stop:]
-    permutation = _permutation(pivots, m)
-    shapes = ((*leading, m, n), (*leading, min(m, n)), (*leading, m))
-    outs = (a, pivots, permutation)
-    return [y.reshape(shape) for y, shape in zip(outs, shapes, strict=True)]
 
 
 def _factor_columns(a: Any, pivots: Any, start: int, stop: int) -> None:
@@ -170,9 +180,21 @@ def _permutation_abstract(pivots: ShapedArray, *, permutation_size: int) -> Shap
     return pivots.update(shape=(*pivots.shape[:-1], permutation_size), weak_type=False)
 
 
+def _exchanged(pivots: list[int], size: int) -> list[int]:
+    """The permutation of one matrix."""
+    places = list(range(size))
+    for k, row in enumerate(pivots):
+        places[k], places[row] = places[row], places[k]
+    return places
+
+
 def _permutation(pivots: Any, size: int) -> Any:
     leading = pivots.shape[:-1]
     flat = pivots.reshape((int(np.prod(leading)), pivots.shape[-1]))
+    if flat.shape[0] < _FEW:
+        return np.array([_exchanged(row, size) for row in flat.tolist()], np.int32).reshape(
+            (*leading, size)
+        )
     out = np.tile(np.arange(size, dtype=np.int32), (flat.shape[0], 1))
     every = np.arange(flat.shape[0])
     for k in range(flat.shape[1]):
@@ -236,7 +258,7 @@ def _solve_transpose(ct: Any, a: Any, b: Any) -> Any:
 solve_p = stacked(
     "solve",
     abstract=_solve_abstract,
-    impl=lambda xp, a, b: each_or_nan(np.linalg.solve, a, b),
+    impl=lambda xp, a, b: lapack("solve", np.linalg.solve, a, b),
     jvp=_solve_jvp,
     transpose=_solve_transpose,
     cores=(2, 2),

@@ -27,6 +27,7 @@ from spmd.lax.linalg.family import (
     real_part,
     stacked,
 )
+from spmd.lax.linalg.lapack import orthogonal_factors
 from spmd.lax.linalg.triangular import triangular_solve
 from spmd.lax.slicing import slice_in_dim
 from spmd.lax.sort import take_along
@@ -69,6 +70,9 @@ def _qr_abstract(x: ShapedArray, *, pivoting: bool, full_matrices: bool) -> list
 def _qr_impl(xp: Any, x: Any, *, pivoting: bool, full_matrices: bool) -> list[Any]:
     if pivoting:
         return _pivoted(x, full_matrices)
+    found = orthogonal_factors(x, full_matrices)
+    if found is not None:
+        return list(found)
     q, r = np.linalg.qr(x, "complete" if full_matrices else "reduced")
     return [q.astype(x.dtype), r.astype(x.dtype)]
 

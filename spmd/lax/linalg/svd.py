@@ -17,10 +17,10 @@ from spmd.lax.linalg.family import (
     check_matrices,
     diagonal,
     diagonal_part,
-    each_or_nan,
     in_columns,
     in_rows,
     inverse_or_zero,
+    lapack,
     matmul,
     not_linear,
     real_part,
@@ -98,8 +98,9 @@ def _abstract(x: ShapedArray, *, full_matrices: bool, compute_uv: bool) -> list[
 
 def _impl(xp: Any, x: Any, *, full_matrices: bool, compute_uv: bool) -> list[Any]:
     if not compute_uv:
-        return [each_or_nan(lambda a: np.linalg.svd(a, compute_uv=False), x)]
-    return list(each_or_nan(lambda a: tuple(np.linalg.svd(a, full_matrices)), x))
+        return [lapack("svd", lambda a: np.linalg.svd(a, compute_uv=False), x)]
+    name = "svd_f" if full_matrices else "svd_s"
+    return list(lapack(name, lambda a: tuple(np.linalg.svd(a, full_matrices)), x))
 
 
 def _jvp(primals: Any, tangents: Any, *, full_matrices: bool, compute_uv: bool) -> Any:

@@ -23,6 +23,7 @@ from spmd.lax.linalg.family import (
     swapped,
     upper_part,
 )
+from spmd.lax.linalg.lapack import solve_lower
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -112,6 +113,8 @@ def forward_substitution(a: Any, b: Any, unit_diagonal: bool) -> Any:
     """Solve lower triangular systems of NumPy arrays, block by block."""
     n = a.shape[-1]
     x = np.array(b, order="C")
+    if solve_lower(a, x, unit_diagonal):
+        return x
     for start in range(0, n, _BLOCK):
         stop = min(start + _BLOCK, n)
         if start:
