@@ -339,6 +339,8 @@ def make_array_from_single_device_arrays(
     shape, mine = tuple(shape), process_index()
     sharding = _real_sharding("make_array_from_single_device_arrays", sharding)
     _check_placing("make_array_from_single_device_arrays: the array", shape, sharding)
+    # An array over a mesh of one device is the one that it has there.
+    arrays = [x.shards[0] if x.shards is not None and len(x.shards) == 1 else x for x in arrays]
     given = {x.device: x for x in arrays}
     places = sharding.devices_indices_map(shape)
     local = [d for d in places if d.process_index == mine]

@@ -106,6 +106,9 @@ def test_fwd_and_bwd_give_values_and_gradients(jitted):
 def test_shards_must_fit_their_places():
     sharding = spmd.sharding.SingleDeviceSharding(spmd.devices()[0])
     piece = spmd.device_put(np.arange(4.0), spmd.devices()[0])
+    rows = spmd.NamedSharding(spmd.make_mesh((1,), ("x",)), spmd.P("x"))
+    again = spmd.make_array_from_single_device_arrays((4,), rows, [spmd.device_put(piece, rows)])
+    assert again.sharding == rows and float(again.sum()) == float(piece.sum())
     whole = spmd.make_array_from_single_device_arrays((4,), sharding, [piece])
     np.testing.assert_array_equal(whole, np.arange(4))
     with pytest.raises(errors.ShapeError, match=r"has shape \(4,\)"):
