@@ -366,7 +366,7 @@ class Scope:
         self.added_up = added_up(closed.jaxpr, self.uses)
         self.inner: dict[int, list[Scope]] = {}
         self.kinds: dict[int, Kind] = {}
-        self.rolls = rolls_of(closed.jaxpr, self.uses)
+        self.rolls = rolls_of(closed.jaxpr, self.uses, sizes)
         self.runs: dict[int, Axes] = {}
         self.sums: dict[int, frozenset[int]] = {}
 
@@ -446,6 +446,10 @@ class Plan:
             roll, made = scope.rolls[k], self._new(scope, eqn)
             if roll is not None:
                 self.same(made[0], cells[roll.operand])
+                if isinstance(roll.new, Var):  # the new rows of a shift are whole along its dim
+                    along = [d for d in range(len(made[0].axes)) if d != roll.dim]
+                    groups = tuple([((0, d), (1, d)) for d in along])
+                    self.links.append(Link([made[0], cells[roll.new]], groups, RENAMES))
             return
         given = [cells[a] if type(a) is Var else Cell(a.aval) for a in eqn.invars]
         _STRUCTURAL[eqn.prim](self, scope, k, eqn, given)

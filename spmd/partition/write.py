@@ -5,15 +5,17 @@ The jaxpr is traced once more, with the axes of the mesh in scope, on parts of i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from spmd.base.config import config
 from spmd.base.context import state
 from spmd.base.source import UNKNOWN
+from spmd.core.aval import typeof
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Var, subjaxprs
 from spmd.core.rewrite import close
 from spmd.core.stage import JaxprTrace
+from spmd.lax.array import full
 from spmd.lax.convert import convert_element_type
 from spmd.partition.callbacks import calls_once, is_check
 from spmd.partition.control import STRUCTURAL
@@ -23,7 +25,8 @@ from spmd.partition.merging import without_repeats
 from spmd.partition.moves import is_uneven
 from spmd.partition.propagate import Cell, Plan, Scope, Split, even
 from spmd.partition.rules import called_jaxpr
-from spmd.partition.strategies.rolling import Roll, write_roll
+from spmd.partition.strategies.rolling import Roll, write_roll, write_shift
+from spmd.partition.strategies.rooted import brought
 from spmd.partition.unasked import Watch, here, watching
 from spmd.partition.untyped_maps import with_typed_maps
 from spmd.partition.values import Sizes, Value, form_of, literal, values_of, whole
@@ -182,14 +185,30 @@ def _held(eqn: Eqn) -> list[ClosedJaxpr]:
     return [x for _, x in subjaxprs(eqn.params) if isinstance(x, ClosedJaxpr)]
 
 
-def _rolled(scope: Scope, eqn: Eqn, roll: Roll, x: Value) -> Value:
+def _rolled(scope: Scope, eqn: Eqn, roll: Roll, env: Mapping[Var, Value]) -> Value:
     """A value whose rows are elsewhere, split as it was."""
-    cell, sizes = scope.cells[eqn.outvars[0]], scope.sizes
+    x, cell, sizes = env[roll.operand], scope.cells[eqn.outvars[0]], scope.sizes
     split = even(x.cell, sizes).axes
-    part = x.read(split, sizes, cell.unreduced)
-    if not x.is_zero:
-        part = write_roll(part, roll, split[roll.dim], sizes)
-    return Value(cell, {form_of(cell, split): part}, x.is_zero)
+    part, along = x.read(split, sizes, cell.unreduced), split[roll.dim]
+    if roll.new is None:
+        part = part if x.is_zero else write_roll(part, roll, along, sizes)
+        return Value(cell, {form_of(cell, split): part}, x.is_zero)
+
+    def new(device: int | None) -> Any:
+        """The new rows of a shift; of what one device has, as another will have it."""
+        atom, dtype = roll.new, typeof(part).dtype
+        if isinstance(atom, Literal):
+            shape = list(typeof(part).shape)
+            shape[roll.dim] = roll.count
+            return full(shape, atom.val, dtype)
+        value = env[cast(Var, atom)]
+        want = tuple([() if d == roll.dim else axes for d, axes in enumerate(split)])
+        form = value.rooted()
+        if device is not None and form is not None and form[:2] == (want, along):
+            return brought(value.forms[form], form, device)
+        return value.read(want, sizes, cell.unreduced)
+
+    return Value(cell, {form_of(cell, split): write_shift(part, roll, along, sizes, new)})
 
 
 class _Writer:
@@ -222,7 +241,7 @@ class _Writer:
                 state.source = before if source is UNKNOWN else source
                 if k in rolls:
                     if (roll := rolls[k]) is not None:
-                        env[eqn.outvars[0]] = out = _rolled(scope, eqn, roll, env[roll.operand])
+                        env[eqn.outvars[0]] = out = _rolled(scope, eqn, roll, env)
                         out.uses = uses.get(eqn.outvars[0], 0)
                     continue
                 self.now += 1

@@ -100,7 +100,7 @@ def write_at_root(
         # Rows of two devices meet on one of them.
         root = cast(Root, first[2])
         forms[k] = found = form[0], form[1], root
-        operands[k].forms[found] = _brought(operands[k].forms[form], form, root.place)
+        operands[k].forms[found] = brought(operands[k].forms[form], form, root.place)
     if eqn.prim is pad_p and forms[0] is not None:
         made = _padded(eqn, forms[0], operands, cells[0], sizes)
         if made is not None:
@@ -215,7 +215,7 @@ def _place(cell: Cell, d: int, first: int, count: int, over: Axes, sizes: Sizes)
     return (target, first - target * rows) if (first + count - 1) // rows == target else None
 
 
-def _brought(x: Any, form: Form, target: int) -> Any:
+def brought(x: Any, form: Form, target: int) -> Any:
     """The value of the root, on another device."""
     source = cast(Root, form[2]).place
     return x if source == target else ppermute(x, form[1], ((source, target),))
@@ -248,7 +248,7 @@ def _padded(
     if found is None:
         return None
     target, first = found
-    part = _brought(x.forms[form], form, target)
+    part = brought(x.forms[form], form, target)
     padding = value.read((), sizes)
     shape = part_shape(cell.shape, cell.axes, sizes)
     around = [c if e != d else (first, shape[d] - first - count, 0) for e, c in enumerate(config)]
@@ -280,7 +280,7 @@ def _updated(
     if found is None:
         return None
     target, places[d] = found
-    part, rows = _brought(update.forms[form], form, target), x.read(cell.axes, sizes)
+    part, rows = brought(update.forms[form], form, target), x.read(cell.axes, sizes)
     at = [np.int32(place) for place in places]
     kept = dynamic_slice(rows, at, typeof(part).shape)
     is_there = eq(axis_index(over), np.int32(target))
