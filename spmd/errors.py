@@ -19,7 +19,7 @@ from spmd.base.errors import (
     DuplicateSpecError,
     ExpectationError,
     GradError,
-    InconclusiveDimensionError,
+    InconclusiveDimensionOperation,
     IndexingError,
     IndivisibleError,
     IntegerRangeError,

@@ -184,7 +184,7 @@ class KeyReuseError(SpmdError, TypeError):
     """A random key was used twice, under `debug_key_reuse`."""
 
 
-class InconclusiveDimensionError(SpmdError, TypeError):
+class InconclusiveDimensionOperation(SpmdError, TypeError):
     """A comparison of symbolic sizes whose result depends on them."""
 
 

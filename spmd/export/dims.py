@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from spmd.base.errors import ArgumentError, InconclusiveDimensionError, RefusedError
+from spmd.base.errors import ArgumentError, InconclusiveDimensionOperation, RefusedError
 
 Factor: TypeAlias = "str | Operation"
 Monomial: TypeAlias = tuple[Factor, ...]  # in order; the empty one is the constant
@@ -60,7 +60,7 @@ class DimExpr:
 
     It can be computed with and compared. It is no number: while a function is exported its code
     sees numbers, and the file says how they depend on the symbols. A comparison whose result
-    depends on the symbols raises an `InconclusiveDimensionError`; `==` is False then.
+    depends on the symbols raises an `InconclusiveDimensionOperation`; `==` is False then.
     """
 
     __slots__ = ("_terms", "order", "scope")
@@ -210,7 +210,7 @@ class DimExpr:
         return self != 0
 
     def __int__(self) -> int:
-        raise InconclusiveDimensionError(
+        raise InconclusiveDimensionOperation(
             f"the symbolic size {self} is no number yet; shapes with symbols describe the "
             "arguments of export(jit(f))(...), in ShapeDtypeStructs"
         )
@@ -338,26 +338,26 @@ def _operation(kind: str, x: Size, y: Size) -> Size:
     return _size(DimExpr({(Operation(kind, x, y),): 1}, scope))
 
 
-def max_dim(x: Size, y: Size) -> Size:
+def max_dim(d1: Size, d2: Size) -> Size:
     """Return the larger one of two sizes, a size.
 
-    `x` and `y` are integers or symbolic.
+    `d1` and `d2` are integers or symbolic.
 
     >>> max_dim(3, 4)
     4
     """
-    return _larger(x, y, "max", x, y)
+    return _larger(d1, d2, "max", d1, d2)
 
 
-def min_dim(x: Size, y: Size) -> Size:
+def min_dim(d1: Size, d2: Size) -> Size:
     """Return the smaller one of two sizes, a size.
 
-    `x` and `y` are integers or symbolic.
+    `d1` and `d2` are integers or symbolic.
 
     >>> min_dim(3, 4)
     3
     """
-    return _larger(x, y, "min", y, x)
+    return _larger(d1, d2, "min", d2, d1)
 
 
 def _larger(x: Size, y: Size, kind: str, if_larger: Size, if_smaller: Size) -> Size:
@@ -404,7 +404,7 @@ def _decided(
         return False
     scope = x.scope or getattr(other, "scope", None)
     known = "" if scope is None or not scope.constraints else f", of which {scope} is known"
-    raise InconclusiveDimensionError(
+    raise InconclusiveDimensionOperation(
         f"whether {x} {sign} {other} depends on the symbolic sizes{known}; say it as a constraint, "
         f"as in symbolic_shape(..., constraints=['{x} >= {other}']), or avoid the comparison"
     )

@@ -374,8 +374,14 @@ def symbols_of(infos: Sequence[ShapeDtypeStruct]) -> tuple[str, ...]:
 def constraints_of(infos: Sequence[ShapeDtypeStruct]) -> tuple[Constraint, ...]:
     """The user's promises about the symbolic sizes."""
     sizes = (size for info in infos for size in info.shape if isinstance(size, DimExpr))
-    scopes = dict.fromkeys(size.scope for size in sizes if size.scope is not None)
-    return tuple(c for scope in scopes for c in scope.constraints)
+    scopes = list(dict.fromkeys(size.scope for size in sizes if size.scope is not None))
+    if len(scopes) > 1:
+        raise ArgumentError(
+            f"export: the arguments have symbolic sizes of {len(scopes)} scopes, made at "
+            f"{' and '.join(str(scope.place) for scope in scopes)}, so that equal names don't mean "
+            "equal sizes; make them with symbolic_shape(..., scope=), or by symbolic_args_specs"
+        )
+    return scopes[0].constraints if scopes else ()
 
 
 def info_at(info: ShapeDtypeStruct, sizes: dict[str, int]) -> ShapeDtypeStruct:
@@ -397,26 +403,39 @@ def _export(
         pairs = zip(infos, first, strict=True)
         flat = [(s, n, name) for info, at in pairs for s, n in zip(info.shape, at, strict=True)]
         solve(flat, constraints)
-    documents, out_tree = [], None
+    documents: list[Any] = []
+    out_tree: TreeDef | None = None
     out_lies: tuple[Any, ...] = ()
-    for sizes in samples:
-        args, kwargs = tree_unflatten(tree, [info_at(info, sizes) for info in infos])
-        traced = fun_jit.trace(*args, **kwargs)
-        if out_tree not in (None, traced.out_tree):
-            raise ArgumentError(
-                f"export: the structure of the results of {name} depends on the symbolic sizes: "
-                f"{out_tree} and {traced.out_tree}"
+
+    def trace_at(some: Sequence[dict[str, int]]) -> None:
+        nonlocal out_tree, out_lies
+        for sizes in some:
+            args, kwargs = tree_unflatten(tree, [info_at(info, sizes) for info in infos])
+            traced = fun_jit.trace(*args, **kwargs)
+            if out_tree not in (None, traced.out_tree):
+                raise ArgumentError(
+                    f"export: the structure of the results of {name} depends on the symbolic "
+                    f"sizes: {out_tree} and {traced.out_tree}"
+                )
+            out_tree = traced.out_tree
+            encoded = encode.encode_jaxpr(traced.program)
+            results = [encode.encode_aval(a) for a in traced.jaxpr.out_avals]
+            out_lies = tuple(
+                encode.encode_lies(s or a.explicit)
+                for s, a in zip(traced.out_shardings, traced.jaxpr.out_avals, strict=True)
             )
-        out_tree = traced.out_tree
-        encoded = encode.encode_jaxpr(traced.program)
-        results = [encode.encode_aval(a) for a in traced.jaxpr.out_avals]
-        out_lies = tuple(
-            encode.encode_lies(s or a.explicit)
-            for s, a in zip(traced.out_shardings, traced.jaxpr.out_avals, strict=True)
-        )
-        documents.append({"program": encoded, "results": results})
+            documents.append({"program": encoded, "results": results})
+
+    trace_at(samples)
     assert out_tree is not None
-    both = unify.Unifier(symbols, samples, name)(documents)
+    try:
+        both = unify.Unifier(symbols, samples, name)(documents)
+    except unify.NotPolynomial:
+        more = unify.samples_of_remainders(samples, constraints, fixed)
+        trace_at(more)
+        unifier = unify.Unifier(symbols, [*samples, *more], name, divides=True)
+        unifier.find_quotients(documents)
+        both = unifier.with_quotients()(documents)
     out_avals = tuple(map(_decode_info, both["results"]))
 
     def get_vjp() -> Exported:
@@ -481,7 +500,7 @@ def symbolic_args_specs(
     specs = broadcast_prefix(
         shapes_specs, args, "shapes_specs of symbolic_args_specs", lambda x: isinstance(x, str)
     )
-    scope = scope or (SymbolicScope(constraints) if constraints else None)
+    scope = scope or SymbolicScope(constraints)
     infos = [info_of(x) for x in leaves]
     made = [
         ShapeDtypeStruct(symbolic_shape(spec, scope=scope, like=info.shape), info.dtype)

@@ -187,7 +187,8 @@ def symbolic_shape(
     `shape_spec` lists sizes: integers, names, and polynomials of names, of their quotients
     `floordiv(b, 2)`, remainders `mod(b, 2)`, and of `max` and `min`. `_` takes the size from
     `like`, and `...` takes all those that are left. Raises an `ArgumentError` that quotes what
-    can't be read. **A name means the same size in all arguments of one export.**
+    can't be read. **Names mean the same sizes in one scope only**: each call without `scope` makes
+    a scope of its own, and the sizes of one export must be of one scope.
 
     >>> symbolic_shape("b, 4, 2*b + 1")
     (b, 4, 2*b + 1)
@@ -198,7 +199,7 @@ def symbolic_shape(
         raise ArgumentError(
             f"symbolic_shape: constraints are a sequence of texts, got {constraints!r}"
         )
-    scope = scope or (SymbolicScope(constraints) if constraints else None)
+    scope = scope or SymbolicScope(constraints)
     if not isinstance(shape_spec, str | None):
         raise ArgumentError(
             f"symbolic_shape: give a text such as 'b, 4' or None, got {shape_spec!r}"

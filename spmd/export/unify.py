@@ -1,23 +1,25 @@
-"""One program for all sizes, from the programs for a few: differing numbers must be polynomials.
+"""One program for all sizes, from the programs for a few: differing numbers must be formulas.
 
 A function is traced at several sizes of its symbols, and the written programs are walked side by
 side. Parts that are equal in all stay. A number that differs is fitted by a polynomial over the
-symbols, which must be exact on all samples, one more than it takes to determine it. Anything else
-that differs (another number of equations, a constant array that depends on the size) is refused:
-the program's structure then depends on the size. So the contents of a file are never guessed from
-one trace, and the Python code that was exported saw plain numbers all the time.
+symbols, which must be exact on all samples, one more than it takes to determine it. If one is none,
+the function is traced at more sizes, of all remainders, and numbers may be rounded quotients
+`floordiv(b + 1, 2)`, remainders, and polynomials of these too. Anything else that differs (another
+number of equations, a constant array that depends on the size) is refused: the program's structure
+then depends on the size. So the contents of a file are never guessed from one trace, and the Python
+code that was exported saw plain numbers all the time.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from spmd.base.errors import ArgumentError
+from spmd.export.dims import Factor, Monomial, Operation, floordiv, mod
 from spmd.export.encode import dtype_named
 from spmd.export.symbolic import Constraint, DimExpr, parse
 
@@ -29,17 +31,35 @@ _WINDOWS = ((33, 127), (5, 33), (1, 6))
 _DEGREE = 2
 
 
-def monomials(symbols: Sequence[str]) -> list[tuple[str, ...]]:
-    """The products of up to two symbols, or of all of them."""
+# The largest divisor of a quotient that is looked for, and how many quotients may be factors.
+_LARGEST_DIVISOR = 8
+_MOST_QUOTIENTS = 4
+
+
+def monomials(symbols: Sequence[str], quotients: Sequence[Operation] = ()) -> list[Monomial]:
+    """The products of up to two factors, or of all symbols, those of quotients first."""
     degree = max(_DEGREE, len(symbols))
-    return [
-        m for d in range(degree + 1) for m in itertools.combinations_with_replacement(symbols, d)
-    ]
+    found: list[Monomial] = []
+    for d in range(degree + 1):
+        factors: Sequence[Factor] = [*quotients, *symbols] if d <= _DEGREE else symbols
+        found += itertools.combinations_with_replacement(factors, d)
+    return found
 
 
-def _matrix(symbols: Sequence[str], samples: Sequence[Sizes]) -> np.ndarray:
-    rows = [[math.prod(s[name] for name in m) for m in monomials(symbols)] for s in samples]
-    return np.array(rows, np.float64)
+def _matrix(terms: Sequence[Monomial], samples: Sequence[Sizes]) -> np.ndarray:
+    made = [DimExpr({m: 1}) for m in terms]
+    return np.array([[x.evaluate(s) for x in made] for s in samples], np.float64)
+
+
+def _independent(terms: Sequence[Monomial], samples: Sequence[Sizes]) -> list[Monomial]:
+    """The terms that are no sums of multiples of those before, as far as the samples tell."""
+    columns = _matrix(terms, samples)
+    columns /= np.maximum(np.abs(columns).max(axis=0), 1)
+    kept: list[int] = []
+    for k in range(len(terms)):
+        if np.linalg.matrix_rank(columns[:, [*kept, k]], tol=1e-7) > len(kept):
+            kept.append(k)
+    return [terms[k] for k in kept]
 
 
 def choose_samples(
@@ -60,7 +80,7 @@ def choose_samples(
             if not all(c.holds(sample) for c in constraints):
                 continue
             more = [*found, sample]
-            if np.linalg.matrix_rank(_matrix(symbols, more)) < min(len(more), wanted):
+            if np.linalg.matrix_rank(_matrix(monomials(symbols), more)) < min(len(more), wanted):
                 continue
             found = more
             if len(found) == wanted + 1:
@@ -72,11 +92,74 @@ def choose_samples(
     )
 
 
-class Unifier:
-    """Walks the programs for several sizes at once and writes the one for all."""
+def samples_of_remainders(
+    samples: Sequence[Sizes], constraints: Sequence[Constraint], avoid: frozenset[int]
+) -> list[Sizes]:
+    """More sizes: each symbol in turn has all remainders, and then all are large ones."""
+    found = list(samples)
+    first = samples[0]
+    steps = range(1, 2 * _LARGEST_DIVISOR)
+    near = [first | {name: first[name] + k} for name in first for k in steps]
+    rng = np.random.default_rng(1)
+    far = [{name: int(rng.integers(128, 400)) for name in first} for _ in steps]
+    for sample in (*near, *far):
+        if not avoid & set(sample.values()) and all(c.holds(sample) for c in constraints):
+            found.append(sample)
+    return found[len(samples) :]
 
-    def __init__(self, symbols: Sequence[str], samples: Sequence[Sizes], what: str):
-        self.symbols, self.samples, self.what = symbols, samples, what
+
+def _over(terms: Iterable[tuple[Monomial, float]], k: int) -> Any:
+    return floordiv(DimExpr({m: int(c) for m, c in terms}), k)
+
+
+class NotPolynomial(ArgumentError):
+    """A number of the program is no polynomial of the sizes."""
+
+
+class Unifier:
+    """Walks the programs for several sizes at once and writes the one for all.
+
+    Numbers are polynomials, and, if it `divides`, those that are found to be quotients, and
+    polynomials of these.
+    """
+
+    def __init__(
+        self, symbols: Sequence[str], samples: Sequence[Sizes], what: str, divides: bool = False
+    ):
+        self.symbols, self.samples, self.what, self.divides = symbols, samples, what, divides
+        self._known: dict[tuple[int, ...], DimExpr | None] = {}
+        self._quotients: list[Operation] = []
+        self._set_terms()
+
+    def _set_terms(self) -> None:
+        self.terms = monomials(self.symbols, self._quotients)
+        if self._quotients:
+            self.terms = _independent(self.terms, self.samples)
+        self._columns = _matrix(self.terms, self.samples)
+
+    def find_quotients(self, nodes: Sequence[Any]) -> None:
+        """Look for numbers that are quotients, which may be factors of others."""
+        first = nodes[0]
+        if all(isinstance(n, dict) and list(n) == list(first) for n in nodes):
+            for k in first:
+                self.find_quotients([n[k] for n in nodes])
+        elif all(isinstance(n, list) and len(n) == len(first) for n in nodes):
+            for each in zip(*nodes, strict=True):
+                self.find_quotients(each)
+        elif all(type(n) is int for n in nodes) and any(n != first for n in nodes):
+            expr = self.fit(nodes)
+            for f in () if expr is None else expr.factors():
+                if isinstance(f, Operation) and len(self._quotients) < _MOST_QUOTIENTS:
+                    lines: list[Monomial] = [(), *((s,) for s in self.symbols)]
+                    lines += [(q,) for q in self._quotients]
+                    if len(_independent([*lines, (f,)], self.samples)) > len(lines):
+                        self._quotients.append(f)
+
+    def with_quotients(self) -> Unifier:
+        """The same, with numbers that are polynomials of the quotients that were found."""
+        self._known.clear()
+        self._set_terms()
+        return self
 
     def __call__(self, nodes: Sequence[Any], path: str = "") -> Any:
         first = nodes[0]
@@ -93,16 +176,52 @@ class Unifier:
             expr = self.fit(nodes)
             if expr is not None:
                 return {"size": str(expr)}
+            raise self.refusal(nodes, path, NotPolynomial)
         raise self.refusal(nodes, path)
 
     def fit(self, numbers: Sequence[int]) -> DimExpr | None:
-        """The polynomial with integer coefficients that has these values, if there is one."""
-        matrix = _matrix(self.symbols, self.samples)
-        solved = np.linalg.lstsq(matrix, np.array(numbers, np.float64), rcond=None)[0]
-        terms = zip(monomials(self.symbols), np.rint(solved), strict=True)
-        expr = DimExpr({m: int(c) for m, c in terms})
+        """The formula with integer coefficients that has these values, if there is one."""
+        key = tuple(numbers)
+        if key not in self._known:
+            found = self._polynomial(numbers)
+            if found is None and self.divides:
+                found = self._quotient(numbers)
+            self._known[key] = found
+        return self._known[key]
+
+    def _polynomial(self, numbers: Sequence[int]) -> DimExpr | None:
+        solved = np.linalg.lstsq(self._columns, np.array(numbers, np.float64), rcond=None)[0]
+        terms = zip(self.terms, np.rint(solved), strict=True)
+        return self._exact(DimExpr({m: int(c) for m, c in terms}), numbers)
+
+    def _exact(self, found: Any, numbers: Sequence[int]) -> DimExpr | None:
+        expr = found if isinstance(found, DimExpr) else DimExpr({(): found})
         exact = all(expr.evaluate(s) == n for s, n in zip(self.samples, numbers, strict=True))
         return expr if exact else None
+
+    def _quotient(self, numbers: Sequence[int]) -> DimExpr | None:
+        """A linear size over a number, rounded down, or the remainder of a symbol and a number."""
+        lines = _matrix([(), *((s,) for s in self.symbols)], self.samples)
+        slopes = np.linalg.lstsq(lines, np.array(numbers, np.float64), rcond=None)[0][1:]
+        solved = np.linalg.lstsq(self._columns, np.array(numbers, np.float64), rcond=None)[0]
+        for k in range(2, _LARGEST_DIVISOR + 1):
+            whole = zip(self.terms, np.rint(solved * k), strict=True)
+            if (found := self._exact(_over(whole, k), numbers)) is not None:
+                return found
+            factors = [int(c) for c in np.rint(slopes * k)]
+            over = DimExpr({(s,): c for s, c in zip(self.symbols, factors, strict=True)})
+            rests = [k * n - over.evaluate(s) for s, n in zip(self.samples, numbers, strict=True)]
+            low, high = max(rests), min(rests) + k - 1  # what may be added to the dividend
+            if low <= high:
+                found = self._exact(floordiv(over + min(max(low, 0), high), k), numbers)
+                if found is not None:
+                    return found
+            first = self.samples[0]
+            for s in self.symbols if 0 <= min(numbers) and max(numbers) < k else ():
+                found = mod(DimExpr({(s,): 1}) + (numbers[0] - first[s]) % k, k)
+                if (found := self._exact(found, numbers)) is not None:
+                    return found
+        return None
 
     def literal(self, values: Sequence[Any], node: dict[str, Any], path: str) -> Any:
         """A scalar constant that depends on sizes: a polynomial, or one over it."""
@@ -112,20 +231,25 @@ class Unifier:
             expr = self.fit([round(v) for v in numbers])
             if expr is None:
                 continue
-            made = [number(kind, expr.evaluate(s), node["dtype"]) for s in self.samples]
-            if made == list(values):
+            sizes = [expr.evaluate(s) for s in self.samples]
+            if kind == "one over" and 0 in sizes:
+                continue
+            if [number(kind, n, node["dtype"]) for n in sizes] == list(values):
                 return {kind: str(expr)}
-        raise self.refusal(values, path)
+        raise self.refusal(values, path, NotPolynomial)
 
-    def refusal(self, nodes: Sequence[Any], path: str) -> ArgumentError:
+    def refusal(
+        self, nodes: Sequence[Any], path: str, error: type[ArgumentError] = ArgumentError
+    ) -> ArgumentError:
         def at(k: int) -> str:
             return ", ".join(f"{name} = {n}" for name, n in self.samples[k].items())
 
         other = next(k for k, n in enumerate(nodes) if n != nodes[0])
         kind = "constant array" if path.endswith("base64") else "program"
-        return ArgumentError(
+        return error(
             f"export: the {kind} of {self.what} depends on the symbolic sizes in a way that is not "
-            f"a polynomial with integer coefficients: it differs between {at(0)} and {at(other)} "
+            "a polynomial with integer coefficients, of sizes and of quotients of sizes by numbers "
+            f"up to {_LARGEST_DIVISOR}: it differs between {at(0)} and {at(other)} "
             f"at {path or 'its equations'}.\nCode that branches on a size, or builds NumPy arrays "
             "from it, makes a program for that size only. Export it for fixed sizes, or compute "
             "what depends on the size with spmd.numpy."

@@ -350,10 +350,16 @@ def _batch(
 ) -> Any:
     flags = [d is not None for d in at]
     c_flags, b_flags, flags = split_list(flags, [cond_nconsts, body_nconsts])
+    inner = body_jaxpr.jaxpr
+    # A part of the carry that the body passes on is one for all examples, whenever they are done.
+    passed_on = [x is y for x, y in zip(inner.invars[body_nconsts:], inner.outvars, strict=True)]
     while True:
         body, out = batch_jaxpr(body_jaxpr, axis, [*b_flags, *flags], flags)
         _, (test_batched,) = batch_jaxpr(cond_jaxpr, axis, [*c_flags, *flags])
-        wanted = [a or o or test_batched for a, o in zip(flags, out, strict=True)]
+        wanted = [
+            a or o or (test_batched and not passed)
+            for a, o, passed in zip(flags, out, passed_on, strict=True)
+        ]
         if wanted == flags:
             break
         flags = wanted
@@ -366,7 +372,7 @@ def _batch(
     if test_batched:
         fix = "some examples are done before others, and the body runs for all; use lax.map"
         refuse_io("a while_loop whose condition differs under vmap", fix, cond_jaxpr, body_jaxpr)
-        body = _stop_finished(test, body, len(c), len(b))
+        body = _stop_finished(test, body, len(c), len(b), flags)
         b = [*c, *b]
         test = _any(test)
     avals = [typeof(x) for x in init]
@@ -397,7 +403,9 @@ def _any(test: ClosedJaxpr) -> ClosedJaxpr:
     return close(f, test.in_avals, "any")
 
 
-def _stop_finished(test: ClosedJaxpr, body: ClosedJaxpr, nc: int, nb: int) -> ClosedJaxpr:
+def _stop_finished(
+    test: ClosedJaxpr, body: ClosedJaxpr, nc: int, nb: int, flags: Sequence[bool]
+) -> ClosedJaxpr:
     """Keep the carry of examples whose condition has failed."""
     c_avals = test.in_avals[:nc]
     b_avals, carry_avals = body.in_avals[:nb], body.in_avals[nb:]
@@ -408,8 +416,8 @@ def _stop_finished(test: ClosedJaxpr, body: ClosedJaxpr, nc: int, nb: int) -> Cl
         new = eval_closed(body, *b, *carry)
         shapes = [typeof(x).shape for x in new]
         return [
-            select(broadcast_in_dim(going, s, (0,)), x, old)
-            for s, x, old in zip(shapes, new, carry, strict=True)
+            select(broadcast_in_dim(going, s, (0,)), x, old) if is_batched else old
+            for s, x, old, is_batched in zip(shapes, new, carry, flags, strict=True)
         ]
 
     return close(f, [*c_avals, *b_avals, *carry_avals], body.jaxpr.name)

@@ -67,6 +67,10 @@ def convert_element_type(operand: Any, new_dtype: Any, weak_type: bool = False) 
         return unchanged(operand)
     if type(operand) is int:
         operand = dtypes.number(operand, new_dtype)
+    elif type(operand) is complex and not (dtypes.is_complex(new_dtype) or new_dtype == np.bool_):
+        fail(
+            DtypeArgumentError, f"convert_element_type: {operand} is no {new_dtype.name}; use .real"
+        )
     if context.state.trace is not EVAL and _is_scalar_constant(operand, aval):
         folded = _converted(np, np.asarray(operand), new_dtype)
         return constant(folded, ShapedArray((), new_dtype, bool(weak_type)))
@@ -180,11 +184,30 @@ def _of_one_shape(operands: Sequence[Any], avals: Sequence[ShapedArray]) -> tupl
     )
 
 
+def number_of_dtype(what: str, x: Any, dtype: np.dtype) -> np.ndarray:
+    """A Python number beside operands of a dtype; a DtypeError if the dtype has no such.
+
+    Negative integers wrap around, so that -1 beside uint8 is 255.
+    """
+    lost = dtypes.is_integer(dtype) and (
+        isinstance(x, (float, complex))
+        or (not isinstance(x, bool) and not -dtypes.iinfo(dtype).max - 1 <= x)
+        or x > dtypes.iinfo(dtype).max
+    )
+    if lost or (isinstance(x, complex) and not dtypes.is_complex(dtype)):
+        fail(
+            DtypeError,
+            f"{what}: the number {x!r} does not fit the {dtypes.long_name(dtype)} of the other "
+            "operand; convert one with lax.convert_element_type",
+        )
+    return dtypes.number(x, dtype)
+
+
 def _as_weak_operand(x: Any, aval: ShapedArray, dtype: np.dtype, weak: bool) -> Any:
     if aval.dtype == dtype:
         return x
     if isinstance(x, _PYTHON_SCALARS):
-        value = dtypes.number(x, dtype)
+        value = number_of_dtype("lax", x, dtype)
         return value.item() if weak else value[()]
     return convert_element_type(x, dtype, weak)
 

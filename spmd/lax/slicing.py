@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.base import dtypes
 from spmd.base.errors import DtypeError, IndexingError, ShapeError
 from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
@@ -25,6 +24,7 @@ from spmd.core.structural import (
 )
 from spmd.core.trace import unchanged
 from spmd.lax.array import squeeze
+from spmd.lax.convert import number_of_dtype
 from spmd.lax.families import fail
 from spmd.lax.logic import select
 
@@ -223,7 +223,7 @@ def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, in
     if len(config) == aval.ndim and all(entry == (0, 0, 0) for entry in config):
         return unchanged(operand)
     if isinstance(padding_value, (bool, int, float, complex)):
-        padding_value = dtypes.number(padding_value, aval.dtype)
+        padding_value = number_of_dtype("pad", padding_value, aval.dtype)
     return pad_p.bind(operand, padding_value, padding_config=config)
 
 

@@ -15,6 +15,8 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
+from spmd.base.errors import KeyOperationError
+from spmd.base.source import current_source
 from spmd.compile.dispatch.eager_cache import cached_binary, cached_unary
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
@@ -725,6 +727,17 @@ def _sinc_series(y: Any) -> Any:
 # ---- complex parts -----------------------------------------------------------------------------
 
 
+def _with_parts(name: str, val: Any) -> Any:
+    """An argument with a real and an imaginary part, which keys have not."""
+    x = operand(name, val)
+    if dtypes.is_key(typeof(x).dtype):
+        raise KeyOperationError(
+            f"{current_source()}: {name}: {typeof(x).short()} holds keys, which are no numbers; "
+            "random.key_data(keys) gives their words"
+        )
+    return x
+
+
 def real(val: ArrayLike, /) -> Array:
     """The real part of each element of `val`.
 
@@ -734,7 +747,7 @@ def real(val: ArrayLike, /) -> Array:
     >>> snp.real(np.array([1 + 2j, 3.0]))
     Array([1., 3.], dtype=float32)
     """
-    x = operand("real", val)
+    x = _with_parts("real", val)
     return lax.real(x) if dtypes.is_complex(typeof(x).dtype) else as_array(x)
 
 
@@ -747,7 +760,7 @@ def imag(val: ArrayLike, /) -> Array:
     >>> snp.imag(np.array([1 + 2j, 3.0]))
     Array([2., 0.], dtype=float32)
     """
-    x = operand("imag", val)
+    x = _with_parts("imag", val)
     return lax.imag(x) if dtypes.is_complex(typeof(x).dtype) else filled_like(x, 0)
 
 
@@ -759,7 +772,7 @@ def conjugate(x: ArrayLike, /) -> Array:
     >>> snp.conj(np.array([1 + 2j]))
     Array([1.-2.j], dtype=complex64)
     """
-    x = operand("conjugate", x)
+    x = _with_parts("conjugate", x)
     return lax.conj(x) if dtypes.is_complex(typeof(x).dtype) else as_array(x)
 
 

@@ -19,6 +19,7 @@ from spmd.base.errors import (
 )
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.explicit import lays_out_result
+from spmd.core.trace import Tracer
 from spmd.numpy.manipulation import moveaxis
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
@@ -265,6 +266,8 @@ def choice(
     a = plain(a)
     is_number = typeof(a).ndim == 0
     d = 0 if is_number else canonical_axis(axis, typeof(a).ndim, "choice")
+    if is_number and dtypes.is_float(typeof(a).dtype) and not isinstance(a, Tracer):
+        a = int(a)  # as in JAX, without what is behind the point
     count = count_of("choice", a) if is_number else typeof(a).shape[d]
     drawn = math.prod(whole)
     if drawn == 0:

@@ -216,8 +216,12 @@ def test_while_inside_cond_inside_scan():
 # ---- whole models ------------------------------------------------------------------------------
 
 
+SCOPE = export.SymbolicScope()
+
+
 def batch_spec(*rest: int, dtype: Any = np.float32) -> ShapeDtypeStruct:
-    return ShapeDtypeStruct(export.symbolic_shape(f"b, {', '.join(map(str, rest))}"), dtype)
+    text = f"b, {', '.join(map(str, rest))}"
+    return ShapeDtypeStruct(export.symbolic_shape(text, scope=SCOPE), dtype)
 
 
 def test_a_convolutional_network():

@@ -101,7 +101,7 @@ def is_constant_shape(shape: Sequence[Any]) -> bool:
 
 # Most programs need none of them, and `export` is large.
 _OF_EXPORT = {
-    "InconclusiveDimensionOperation": ("errors", "InconclusiveDimensionError"),
+    "InconclusiveDimensionOperation": ("errors", "InconclusiveDimensionOperation"),
     "is_symbolic_dim": ("export", "is_symbolic_dim"),
     "max_dim": ("export", "max_dim"),
     "min_dim": ("export", "min_dim"),

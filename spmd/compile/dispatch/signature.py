@@ -164,34 +164,6 @@ class Signature:
         leaves, tree = tree_flatten((dynamic, named))
         return Split(leaves, tree, static_args, static_kwargs)
 
-    def without_static(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], split: Split
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The dynamic arguments of a call of a stage, which may leave out the static ones, or not.
-
-        Raises an ArgumentError for a static value other than that of `split`.
-        """
-        count = len(split.tree.parts[0].parts)
-        if split.static_args and len(args) == count + len(split.static_args):
-            self._check_static([(k, args[k]) for k, _ in split.static_args], split.static_args)
-            static = self.static_of(len(args))
-            args = tuple(v for k, v in enumerate(args) if k not in static)
-        given = [(k, kwargs[k]) for k, _ in split.static_kwargs if k in kwargs]
-        if given:
-            known = dict(split.static_kwargs)
-            self._check_static(given, [(k, known[k]) for k, _ in given])
-            kwargs = {k: v for k, v in kwargs.items() if k not in known}
-        return args, kwargs
-
-    def _check_static(self, given: Sequence[Any], known: Sequence[Any]) -> None:
-        for (k, value), (_, compiled) in zip(given, known, strict=True):
-            if type(value) is not type(compiled) or value != compiled:
-                name = k if isinstance(k, str) else self.parameter(k)
-                raise ArgumentError(
-                    f"{self.what}: the static argument {name} is {value!r}, and the call was "
-                    f"compiled for {compiled!r}; lower it again"
-                )
-
     def join(self, split: Split, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call with other leaves."""
         dynamic, named = split.tree.unflatten(leaves)

@@ -179,11 +179,18 @@ class Traced(Stage):
         return self.out_tree.unflatten(eval_closed(self.program, *leaves))
 
 
+def other_arguments(what: str, split: Split, tree: TreeDef) -> ArgumentError:
+    """A stage is called with arguments of another structure than that of `split`."""
+    static = [f"number {k}" for k, _ in split.static_args] + [k for k, _ in split.static_kwargs]
+    advice = f"; leave the static arguments ({', '.join(static)}) out" if static else ""
+    return ArgumentError(f"{what}: compiled for arguments {split.tree}, got {tree}{advice}")
+
+
 def _check_call(what: str, traced: Traced, args: Any, kwargs: Any) -> list[Any]:
     """The leaves of a call; an ArgumentError if they are others than it was traced for."""
-    leaves, tree = tree_flatten(traced.signature.without_static(args, kwargs, traced.split))
+    leaves, tree = tree_flatten((args, kwargs))
     if tree != traced.in_tree:
-        raise ArgumentError(f"{what}: compiled for arguments {traced.in_tree}, got {tree}")
+        raise other_arguments(what, traced.split, tree)
     for k, (leaf, expected) in enumerate(zip(leaves, traced.jaxpr.in_avals, strict=True)):
         seen = typeof(leaf)
         if seen.shape != expected.shape or seen.dtype != expected.dtype:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spmd.base.errors import ArgumentError, RefError
+from spmd.base.errors import RefError
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten
 from spmd.base.util import api_boundary
 from spmd.compile.dispatch.signature import Signature, Split
+from spmd.compile.dispatch.stages import other_arguments
 from spmd.core.mutable.cells import (
     Cell,
     cell_of,
@@ -184,13 +185,9 @@ class StatefulStage:
     @api_boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the compiled function; mutable arrays and arrays may stand for each other."""
-        given = self._signature.without_static(args, kwargs, self._split)
-        leaves, tree = tree_flatten(given)
+        leaves, tree = tree_flatten((args, kwargs))
         if tree != self.in_tree:
-            raise ArgumentError(
-                f"{current_source()}: {self._signature.what}: compiled for arguments "
-                f"{self.in_tree}, got {tree}"
-            )
+            raise other_arguments(self._signature.what, self._split, tree)
         places = take_cells(self._split.leaves)[0]
         cells = [cell_of(x) for x in leaves]
         values = [x if c is None else read(c) for x, c in zip(leaves, cells, strict=True)]
