@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import numpy as np
@@ -12,8 +13,11 @@ from spmd import P, lax
 from spmd import numpy as snp
 from spmd.base.config import config
 from spmd.compile.cuda.driver import driver, makers
+from spmd.compile.cuda.driver_protocol import Entries
 from spmd.compile.cuda.emulator.driver import EmulatorDriver
 from spmd.compile.cuda.emulator.streams import Streams
+from spmd.compile.native.llvm.compiler import compile_texts
+from spmd.compile.native.llvm.function_builder import Function
 from tests.compile.cuda.test_calls import WARM, asked
 
 pytestmark = pytest.mark.usefixtures("gpus")
@@ -146,3 +150,73 @@ def test_the_most_memory_is_that_of_the_plan(name, donated, monkeypatch):
         spmd.block_until_ready(state)
         most = gpu.memory_in_use(0)[1]
     assert planned <= most <= 1.01 * planned
+
+
+# ---- the host's time ---------------------------------------------------------------------------
+
+
+class DriverThatDoesNothing(EmulatorDriver):
+    """A driver whose functions return at once: what is left of a call is the host's own time."""
+
+    entries_run_python = False
+
+    def __init__(self) -> None:
+        super().__init__(1, mode="plain", capacity=1 << 26)
+        nothing = Function("nothing_for_costs", "i32", [])
+        nothing.ret(nothing.value("i32", 0))
+        address = dict(compile_texts([nothing.text()]))[nothing.name]
+        self.entries = Entries(*[address] * len(Entries.__slots__))
+
+    def load(self, device, image):
+        return 1
+
+    def function(self, device, module, symbol, shared):
+        return 1
+
+    def record_event(self, device, event, stream=None):
+        pass
+
+    def free(self, device, address, stream=None):
+        with self._lock:
+            self._gpus[device].memory.free(address)
+
+
+@pytest.fixture
+def nothing(monkeypatch):
+    """Programs run on a driver that does nothing, and no call is captured."""
+    kind = "nothing"
+    monkeypatch.setitem(makers, kind, DriverThatDoesNothing)
+    with config.override("cuda_driver", kind), config.override("cuda_graphs", False):
+        yield
+    spmd.clear_caches()
+
+
+def seconds_of_a_call(function, *args, calls: int) -> float:
+    """The least processor time of this thread for a call: other processes don't count."""
+    found = []
+    for _ in range(20):
+        start = time.thread_time()
+        for _ in range(calls):
+            function(*args)
+        found.append((time.thread_time() - start) / calls)
+    return min(found)
+
+
+def test_a_call_of_one_kernel_takes_microseconds(nothing):
+    function, x = spmd.jit(lambda x: snp.sin(x) * 2), snp.asarray(X) + 0
+    for _ in range(WARM):
+        function(x)
+    assert seconds_of_a_call(function, x, calls=100) < 15e-6
+
+
+def test_a_launch_takes_a_tenth_of_a_microsecond(nothing):
+    """A loop of many launches, without what a call costs beside."""
+    trips = 4000
+    function = spmd.jit(lambda x: lax.fori_loop(0, trips, lambda k, x: snp.sort(x * 2) + k, x))
+    text = function.lower(X).compile().as_text()
+    launches = trips * sum(" = " in line and line.startswith(" ") for line in text.splitlines())
+    assert launches >= 2 * trips, text
+    x = snp.asarray(X) + 0
+    for _ in range(WARM):
+        function(x)
+    assert seconds_of_a_call(function, x, calls=1) / launches < 0.1e-6
