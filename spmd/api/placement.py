@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.base.device import Device, default_device, process_index
+from spmd.base.device import Device, MemorySpace, default_device, process_index
 from spmd.base.dtypes import canonical
 from spmd.base.errors import ArgumentError, ShapeError, ShardingError
 from spmd.base.source import current_source
@@ -25,6 +25,7 @@ from spmd.core.argument_names import check_arrays
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import hooks
 from spmd.core.jvp import JVPTracer
+from spmd.core.primitive import Zero
 from spmd.core.trace import Tracer, to_numpy
 from spmd.core.vmap import BatchTracer
 from spmd.sharding.array import (
@@ -39,16 +40,10 @@ from spmd.sharding.array import (
 from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.constraint import as_sharding, constrain, sharding_constraint_p
 from spmd.sharding.explicit_layouts import to_auto_p
-from spmd.sharding.named import (
-    Format,
-    NamedSharding,
-    PmapSharding,
-    Sharding,
-    SingleDeviceSharding,
-    without_layout,
-)
+from spmd.sharding.named import NamedSharding, PmapSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import guards_moves, spec_over
 from spmd.sharding.spec import Mesh, PartitionSpec
+from spmd.sharding.xla.layout import Format, Layout, without_layout
 
 
 def device_put(
@@ -91,6 +86,11 @@ def device_put(
             "share memory that is given away; give one of them"
         )
     places = broadcast_prefix(device, x, "device_put: device", _is_place)
+    if src is not None:
+        broadcast_prefix(src, x, "device_put: src", _is_place)
+    for leaf, place in zip(leaves, places, strict=True):
+        if isinstance(place, Format) and isinstance(place.layout, Layout):
+            place.layout.check_compatible_aval(typeof(leaf).shape)
     places = [without_layout(place) for place in places]
     if not isinstance(donate, bool):
         broadcast_prefix(donate, x, "device_put: donate")
@@ -108,12 +108,14 @@ hooks.put = device_put
 
 
 def _is_place(x: Any) -> bool:
-    return x is None or isinstance(x, (Device, Sharding, PartitionSpec, Format))
+    return x is None or isinstance(x, (Device, Sharding, PartitionSpec, Format, MemorySpace))
 
 
 def _put(name: str, x: Any, place: Any) -> Any:
     if isinstance(place, PartitionSpec):
         place = as_sharding(f"device_put: {name}", place)
+    if isinstance(place, MemorySpace):
+        place = _in_memory(x, place)
     if isinstance(x, Tracer):
         return _traced(name, x, place)
     if guards_moves():
@@ -144,6 +146,14 @@ def _put(name: str, x: Any, place: Any) -> Any:
         f"{current_source()}: device_put: {name}: device must be a Device, a Sharding, a "
         f"PartitionSpec or None, got {place!r}{advice}"
     )
+
+
+def _in_memory(x: Any, space: MemorySpace) -> Any:
+    """The sharding of `x` in memory of a kind; None for a traced value, which has one already."""
+    if isinstance(x, Tracer) or space is MemorySpace.Any:
+        return None
+    now = x.sharding if isinstance(x, Array) else SingleDeviceSharding(default_device())
+    return now.with_memory_kind(space.value)
 
 
 def _begin_move(x: Array) -> None:
@@ -194,10 +204,12 @@ def _traced(name: str, x: Tracer, place: Any) -> Tracer:
     devices = {place} if isinstance(place, Device) else getattr(place, "device_set", set())
     if place is None or devices == {default_device()}:
         return x
-    inner: Any = x
-    while isinstance(inner, JVPTracer | BatchTracer):
-        inner = inner.val if isinstance(inner, BatchTracer) else inner.primal
-    if isinstance(inner, Tracer) and len(devices) == 1:
+    if len(devices) == 1:
+        if isinstance(x, BatchTracer):
+            return BatchTracer(x._trace, _put(name, x.val, place), x.dim)
+        if isinstance(x, JVPTracer):
+            tangent = x.tangent if isinstance(x.tangent, Zero) else _put(name, x.tangent, place)
+            return JVPTracer(x._trace, _put(name, x.primal, place), tangent)
         return x  # a staged program runs where its arguments are, as in JAX
     raise ShardingError(
         f"{current_source()}: device_put: {name} is traced ({x.aval.short()}), and inside jit, "

@@ -34,7 +34,7 @@ _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jax")
 # Packages and modules of JAX that are ours, with all that is in them.
 OURS = frozenset(
     "ad_checkpoint checkify custom_batching custom_derivatives debug distributed dlpack dtypes "
-    "errors example_libraries experimental export flatten_util image lax memory nn numpy ops "
+    "errors example_libraries experimental export flatten_util image lax nn numpy ops "
     "profiler random ref scipy sharding stages tree tree_util typing".split()
 )
 

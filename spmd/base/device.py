@@ -5,6 +5,7 @@ Ids are global and the same on every process; the devices of one process are con
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,17 @@ class Device:
 # What JAX calls the memories of its devices. Here a device has one, and these are labels of it:
 # arrays keep the one that they were put in, and all programs read all of them.
 MEMORY_KINDS = "device", "pinned_host", "unpinned_host"
+
+
+class MemorySpace(enum.Enum):
+    """Memory by what is meant, as `device_put` takes it: the device's own, or the host's."""
+
+    Device = "device"
+    Host = "pinned_host"
+    Any = "any"
+
+    def __repr__(self) -> str:
+        return f"MemorySpace.{self.name}"
 
 
 def check_memory_kind(what: str, kind: Any) -> None:

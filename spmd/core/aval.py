@@ -419,7 +419,7 @@ class ShapeDtypeStruct:
     ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
 
-    __slots__ = ("dtype", "manual_axis_type", "shape", "sharding", "weak_type")
+    __slots__ = ("dtype", "format", "manual_axis_type", "shape", "sharding", "weak_type")
 
     def __init__(
         self,
@@ -436,7 +436,9 @@ class ShapeDtypeStruct:
         self.dtype = visible(np.dtype(dtype))
         if sharding is not None:
             sharding = _resolve_sharding(sharding, self.shape)
-        self.sharding = sharding
+        # A `Format` has a layout in memory beside a sharding.
+        self.format = sharding if hasattr(sharding, "sharding") else None
+        self.sharding = getattr(sharding, "sharding", sharding)
         self.weak_type = weak_type
         self.manual_axis_type = manual_axis_type
 
@@ -474,6 +476,7 @@ class ShapeDtypeStruct:
 
     def __repr__(self) -> str:
         sharding = "" if self.sharding is None else f", sharding={self.sharding}"
+        sharding += "" if self.format is None else f", format={self.format.layout}"
         dtype = dtypes.long_name(self.dtype)
         weak = ", weak_type=True" if self.weak_type else ""
         manual = self.manual_axis_type
@@ -482,7 +485,8 @@ class ShapeDtypeStruct:
 
     def update(self, **changes: Any) -> ShapeDtypeStruct:
         """The same with some of `shape`, `dtype`, `sharding` and `weak_type` changed."""
-        kept = {name: getattr(self, name) for name in self.__slots__}
+        kept = {name: getattr(self, name) for name in self.__slots__ if name != "format"}
+        kept["sharding"] = self.format or self.sharding
         return ShapeDtypeStruct(**(kept | changes))
 
 

@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from spmd.base.errors import ArgumentError
+from spmd.base.source import current_source
 from spmd.core.aval import NO_AXES, ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.primitive import Primitive
@@ -174,6 +176,11 @@ def lays_out_result(f: Function) -> Function:
             args, out_sharding = args[:-1], args[-1]
         if out_sharding is None:
             return f(*args, **kwargs)
+        if kwargs.get("device") is not None:
+            raise ArgumentError(
+                f"{current_source()}: {f.__name__}: device={kwargs['device']!r} and out_sharding="
+                f"{out_sharding!r} both say where the result lies; give one of them"
+            )
         return hooks.laid_out(f, args, kwargs, out_sharding)
 
     return call  # type: ignore[return-value]

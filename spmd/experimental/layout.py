@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spmd.base.tree import tree_leaves
-from spmd.sharding.named import Format, Layout, without_layout
+from spmd.sharding.xla.layout import Format, Layout, check_order
 
 __all__ = ["Format", "Layout", "with_layout_constraint"]
 
@@ -20,5 +20,5 @@ def with_layout_constraint(x: Any, layouts: Any) -> Any:
     (2, 3)
     """
     for layout in tree_leaves(layouts, is_leaf=lambda node: isinstance(node, Layout)):
-        without_layout(Format(layout))
+        check_order(layout)
     return x

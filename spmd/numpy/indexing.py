@@ -429,13 +429,15 @@ def _write_block(x: Any, expr: IndexExpr, name: str, values: Any, combine: Combi
     block = region.shape
     if 0 in block:
         return x
-    if typeof(values).ndim:
+    is_number = not typeof(values).ndim
+    if not is_number:
         values = _stretched(values, _result_shape(region), name)
         values = lax.rev(lax.reshape(values, block), region.reversed)
     else:
         values = to_auto(broadcast_to(values, block))  # a number fits any layout
     if block == typeof(x).shape:
-        return combine(x, values)
+        out, lies = combine(x, values), typeof(x).explicit
+        return out if lies is None or not is_number else hooks.reshard(out, lies)
     if name != "set":
         values = combine(lax.slice(x, region.starts, region.limits), values)
     return lax.dynamic_update_slice(x, values, region.starts)

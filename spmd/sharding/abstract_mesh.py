@@ -294,3 +294,6 @@ class AbstractMesh(NamedAxes):
 
 # Every abstract mesh that is in use, by what it is made of.
 _abstract_meshes: weakref.WeakValueDictionary[Any, AbstractMesh] = weakref.WeakValueDictionary()
+
+# The mesh with devices that each abstract one was last made from: types and traces have no other.
+meshes_of_types: dict[AbstractMesh, Any] = {}

@@ -42,15 +42,9 @@ from spmd.core.ir import Jaxpr
 from spmd.core.rewrite import dce
 from spmd.core.trace import in_place_message, set_array_of
 from spmd.sharding.future import DeviceMemory, Future
-from spmd.sharding.named import (
-    Format,
-    Index,
-    Layout,
-    NamedSharding,
-    Sharding,
-    SingleDeviceSharding,
-)
+from spmd.sharding.named import Index, NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.spec import Mesh, PartitionSpec
+from spmd.sharding.xla.layout import Format, Layout
 
 # Small results are kept in `bytes` objects, where CPython has the content behind the header.
 BYTES_OFFSET = bytes.__basicsize__ - 1
@@ -140,7 +134,7 @@ class Array(ArrayMethods):
     @property
     def format(self) -> Format:
         """The order of the dims in memory, and the sharding."""
-        return Format(Layout(tuple(range(self.ndim))), self.sharding)
+        return Format(Layout(tuple(range(self.ndim)), ()), self.sharding)
 
     @property
     def committed(self) -> bool:
@@ -704,12 +698,12 @@ def sharded(
             continue
         place = tuple((s.start, s.stop) for s in index)
         if place not in copies:
-            copies[place] = from_numpy(filled_up(part_of(index), part.shape), part, device)
-            shards.append(copies[place])
+            shard = from_numpy(filled_up(part_of(index), part.shape), part, device)
+            copies[place] = shard
         else:
             shard = alias(copies[place])
-            shard._sharding = SingleDeviceSharding(device)
-            shards.append(shard)
+        shard._sharding = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+        shards.append(shard)
     return from_shards(aval, sharding, shards)
 
 

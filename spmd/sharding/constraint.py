@@ -33,15 +33,10 @@ from spmd.core.primitive import Linear, Primitive, Zero, dims, linear
 from spmd.core.vmap import to_front
 from spmd.sharding.abstract_mesh import AbstractMesh
 from spmd.sharding.call_cache import is_evaluated
-from spmd.sharding.named import (
-    Format,
-    NamedSharding,
-    Sharding,
-    SingleDeviceSharding,
-    without_layout,
-)
+from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import check_on_devices, layouts_of
 from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh, scope
+from spmd.sharding.xla.layout import Format, without_layout
 
 
 def constrain(
@@ -76,6 +71,16 @@ def constrain(
     sharding.check_has_axes(what)
     sharding.check(aval.shape, what, uneven=asserts and not is_evaluated())
     explicit = sharding.explicit_part(aval.ndim)
+    if explicit is not None and asserts and aval.explicit is not None:
+        if not explicit.spec.all_axes() and not sharding.mesh.are_all_axes_explicit:
+            # It speaks of the other axes alone; along these the type stays.
+            explicit, now = aval.explicit, sharding.spec
+            rows = range(aval.ndim)
+            spec = [(*explicit.spec.axes_of(d), *now.axes_of(d)) or None for d in rows]
+            free = [d < len(now) and now[d] is PartitionSpec.UNCONSTRAINED for d in rows]
+            open_ = PartitionSpec.UNCONSTRAINED
+            kept = [open_ if f else e for e, f in zip(spec, free, strict=True)]
+            sharding = sharding.update(spec=now.update(kept))
     if explicit is not None:
         if asserts and aval.explicit is not None and aval.explicit.spec != explicit.spec:
             raise ConstraintError(
@@ -184,8 +189,9 @@ def _of_struct(place: Any, shape: tuple[int, ...]) -> Any:
                 "inside `with spmd.set_mesh(mesh):`, or give NamedSharding(mesh, spec)"
             )
         place = as_sharding("ShapeDtypeStruct", place)
-    if isinstance(place, Sharding):
-        place.check_compatible_aval(shape)
+    where = place.sharding if isinstance(place, Format) else place
+    if isinstance(where, Sharding):
+        where.check_compatible_aval(shape)
     elif not (place is None or isinstance(place, Format)):
         raise ArgumentError(
             f"{current_source()}: ShapeDtypeStruct: sharding must be a Sharding, a PartitionSpec "

@@ -73,6 +73,11 @@ def lay_out(x: Any, place: Any, what: str = "out_sharding") -> Any:
     aval = typeof(x)
     sharding = _explicit_sharding(f"{current_source()}: {what}", place, aval)
     sharding.check(aval.shape, f"{current_source()}: {what}")
+    if PartitionSpec.UNCONSTRAINED in sharding.spec and sharding.mesh.are_all_axes_explicit:
+        raise ShardingError(
+            f"{current_source()}: {what}: {sharding.spec} leaves a dim to the compiler, and all "
+            f"axes of {sharding.mesh} are Explicit; name axes, or None for a whole dim"
+        )
     wanted = sharding.explicit_part(aval.ndim)
     if wanted is not None and wanted == aval.explicit:
         return x

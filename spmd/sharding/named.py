@@ -23,11 +23,9 @@ from spmd.base.errors import (
     DuplicateSpecError,
     FrozenError,
     IndivisibleError,
-    ShapeError,
     ShardingError,
 )
 from spmd.base.lazy_import import Deferred
-from spmd.base.record import record
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes
 from spmd.sharding.spec import PartitionSpec, Unconstrained, check_platforms
 
@@ -367,10 +365,7 @@ class NamedSharding(Sharding):
             tuple(a for a in self.spec.axes_of(d) if kinds[a] is AxisType.Explicit)
             for d in range(ndim)
         ]
-        abstract = mesh.abstract_mesh
-        if abstract is not mesh:
-            meshes_of_types[abstract] = mesh
-        return NamedSharding(abstract, self.spec.update(entries))
+        return NamedSharding(mesh.abstract_mesh, self.spec.update(entries))
 
     def in_full(self, ndim: int) -> NamedSharding:
         """The same as results have it: if types say all, its spec has an entry for each dim."""
@@ -623,60 +618,6 @@ def _named_of(
 ) -> NamedSharding:
     """The sharding that was pickled."""
     return NamedSharding(mesh, spec, memory_kind=memory_kind, uneven=uneven)
-
-
-@record
-class Layout:
-    """The order of an array's dims in memory, from the slowest to the fastest.
-
-    Arrays are in row-major order here: `major_to_minor` is (0, 1, ...) for each of them. `tiling`
-    and the size of elements below a byte are what JAX says of other devices.
-
-    >>> snp.ones((2, 3)).format.layout.major_to_minor
-    (0, 1)
-    """
-
-    major_to_minor: tuple[int, ...]
-    tiling: Any = ()
-    sub_byte_element_size_in_bits: int = 0
-
-    def update(self, **kwargs: Any) -> Layout:
-        """Make a layout with other fields, and the rest of this one's."""
-        names = ("major_to_minor", "tiling", "sub_byte_element_size_in_bits")
-        return Layout(**({name: getattr(self, name) for name in names} | kwargs))
-
-    def check_compatible_aval(self, aval_shape: Sequence[int]) -> None:
-        """Raise a `ShapeError` unless the layout is one of arrays of this shape."""
-        if len(self.major_to_minor) != len(aval_shape):
-            raise ShapeError(
-                f"{self}: major_to_minor names {len(self.major_to_minor)} dims, and an array of "
-                f"shape {tuple(aval_shape)} has {len(aval_shape)}"
-            )
-
-
-@record
-class Format:
-    """A `Layout`, or None, together with a sharding: how an array lies in memory, and where."""
-
-    layout: Any = None
-    sharding: Any = None
-
-
-def without_layout(place: Any) -> Any:
-    """The sharding of a `Format`, or `place` itself; an ArgumentError if dims are in disorder."""
-    if not isinstance(place, Format):
-        return place
-    order = getattr(place.layout, "major_to_minor", ())
-    if tuple(order) != tuple(range(len(order))):
-        raise ArgumentError(
-            f"{place.layout}: arrays lie in row-major order, {tuple(range(len(order)))}; transpose "
-            "the array instead"
-        )
-    return place.sharding
-
-
-# The devices of the meshes of types: the last mesh that each abstract one was made from.
-meshes_of_types: dict[AbstractMesh, Any] = {}
 
 
 class PmapSharding(Sharding):

@@ -43,11 +43,11 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import hoist_tracers
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.trace import Tracer, to_numpy
-from spmd.sharding.abstract_mesh import AxisType, NamedAxes
+from spmd.sharding.abstract_mesh import AxisType, NamedAxes, meshes_of_types
 from spmd.sharding.array import Array, from_numpy, from_shards, shard_value
 from spmd.sharding.call_cache import FastCalls, MappedCall, is_evaluated
 from spmd.sharding.constraint import note_mesh_read
-from spmd.sharding.named import NamedSharding, meshes_of_types
+from spmd.sharding.named import NamedSharding
 from spmd.sharding.nested_maps import is_inside_map
 from spmd.sharding.operand_layouts import check_on_devices
 from spmd.sharding.shard_map_rules import (
@@ -211,7 +211,7 @@ def shard_map(
 def _with_devices(what: str, mesh: Any, args: Any) -> Mesh:
     """The mesh with these axes that is in scope, or that of an argument."""
     note_mesh_read()
-    found = [scope.mesh, meshes_of_types.get(mesh)]
+    found = [scope.mesh, None if is_evaluated() else meshes_of_types.get(mesh)]
     found += [getattr(getattr(x, "_sharding", None), "mesh", None) for x in tree_flatten(args)[0]]
     for one in found:
         if isinstance(one, Mesh) and one.shape_tuple == mesh.shape_tuple:

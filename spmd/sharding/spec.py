@@ -15,7 +15,13 @@ import numpy as np
 from spmd.base.context import set_state_mesh, state
 from spmd.base.device import Device, devices, process_index, too_few_devices
 from spmd.base.errors import ArgumentError, DeviceError, ShardingError
-from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes, types_of_axes
+from spmd.sharding.abstract_mesh import (
+    AbstractMesh,
+    AxisType,
+    NamedAxes,
+    meshes_of_types,
+    types_of_axes,
+)
 
 # ---- specs -------------------------------------------------------------------------------------
 
@@ -296,7 +302,9 @@ class Mesh(NamedAxes, contextlib.ContextDecorator):
     @property
     def abstract_mesh(self) -> AbstractMesh:
         """The axes without the devices."""
-        return AbstractMesh(self.axis_sizes, self.axis_names, self.axis_types)
+        found = AbstractMesh(self.axis_sizes, self.axis_names, self.axis_types)
+        meshes_of_types[found] = self
+        return found
 
     @property
     def device_ids(self) -> np.ndarray:

@@ -46,11 +46,11 @@ from spmd.core.trace import set_eager, to_numpy
 from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dynamic import dynamic_slice_p
 from spmd.lax.slicing import slice_p
-from spmd.sharding.abstract_mesh import AxisType
+from spmd.sharding.abstract_mesh import AxisType, meshes_of_types
 from spmd.sharding.array import Array, alias, from_numpy, from_shards, note_made, shard_value
 from spmd.sharding.call_cache import hook
 from spmd.sharding.explicit_layouts import reshard_p
-from spmd.sharding.named import NamedSharding, meshes_of_types
+from spmd.sharding.named import NamedSharding
 from spmd.sharding.operand_layouts import (
     Layouts,
     check_in_scope,
@@ -60,7 +60,7 @@ from spmd.sharding.operand_layouts import (
     layouts_of,
 )
 from spmd.sharding.shard_map_rules import check_devices_of_map, shard_map_p
-from spmd.sharding.spec import Mesh
+from spmd.sharding.spec import Mesh, PartitionSpec
 
 if TYPE_CHECKING:
     from spmd.compile.executable.executable import Executable
@@ -266,6 +266,8 @@ def _laid_out(prim: Primitive, x: Any, params: dict[str, Any]) -> Array | None:
             f"{prim.name}: {params['mesh']} has no devices; give a sharding over a Mesh"
         )
     spec = params["spec"]
+    if PartitionSpec.UNCONSTRAINED in spec:  # dims that are left to the compiler, and batched ones
+        spec = spec.update([None if e is PartitionSpec.UNCONSTRAINED else e for e in spec])
     sharding = NamedSharding(
         mesh, spec.update(unreduced=frozenset()), uneven=params.get("uneven", False)
     )

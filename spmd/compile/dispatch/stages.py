@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spmd.base.config import config
-from spmd.base.errors import ArgumentError, OptionError, ShardingError
+from spmd.base.errors import ArgumentError, DeviceError, OptionError, ShardingError
 from spmd.base.record import record
 from spmd.base.source import current_source
 from spmd.base.traceback_filter import simplify
@@ -27,7 +27,7 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import dce, eval_closed
 from spmd.core.trace import Tracer
 from spmd.sharding.array import Array, check_donated, note_made
-from spmd.sharding.named import Format, Layout, NamedSharding, Sharding, SingleDeviceSharding
+from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import (
     Layouts,
     call_in_scope,
@@ -36,6 +36,7 @@ from spmd.sharding.operand_layouts import (
     output_shardings_in_scope,
 )
 from spmd.sharding.spec import Mesh, PartitionSpec
+from spmd.sharding.xla.layout import Format, Layout
 
 if TYPE_CHECKING:
     from spmd.compile.executable.executable import Executable
@@ -256,6 +257,7 @@ class Lowered(Stage):
         """Make machine code. `compiler_options` are those of `jit`."""
         check_compiler_options(f"lower({self.traced.fun_name}).compile", compiler_options)
         traced = self.traced
+        _check_places(traced)
         layouts = _layouts_of(traced.split.leaves)
         donated = used_donations(traced.jaxpr, traced.donated)
         program = select.compile_program(
@@ -297,7 +299,7 @@ def _over(mesh: Mesh | None, lies: NamedSharding | None) -> NamedSharding | None
 
 def _formats(avals: Sequence[ShapedArray], shardings: Sequence[Any]) -> list[Format]:
     pairs = zip(avals, shardings, strict=True)
-    return [Format(Layout(tuple(range(a.ndim))), s) for a, s in pairs]
+    return [Format(Layout(tuple(range(a.ndim)), ()), s) for a, s in pairs]
 
 
 def _place_of(traced: Traced) -> SingleDeviceSharding | None:
@@ -306,6 +308,32 @@ def _place_of(traced: Traced) -> SingleDeviceSharding | None:
     for x in traced.split.leaves:
         places.append(x._sharding if type(x) is Array else getattr(x, "sharding", None))
     return next((s for s in places if isinstance(s, SingleDeviceSharding)), None)
+
+
+def _check_places(traced: Traced) -> None:
+    """Raise unless structures say how arrays can be laid out, over the same devices."""
+    first, closed = None, traced.jaxpr
+    needed = dce(closed.jaxpr, [True] * len(closed.out_avals))[1]
+    for k, x in enumerate(traced.split.leaves):
+        if not (needed[k] or traced.keep_unused):
+            continue
+        lies = x._sharding if type(x) is Array else getattr(x, "sharding", None)
+        if not isinstance(lies, Sharding):
+            continue
+        name = f"{current_source()}: lower({traced.fun_name}): argument {k}"
+        if not lies._is_concrete:
+            raise ShardingError(
+                f"{name} is laid out by {lies}, and its mesh has no devices to compile for; give a "
+                "NamedSharding over a Mesh"
+            )
+        if type(x) is ShapeDtypeStruct and isinstance(lies, NamedSharding):
+            lies.check_placing(x.shape, name)
+        if first is not None and lies.device_set != first.device_set:
+            raise DeviceError(
+                f"{name} is laid out by {lies}, and another argument by {first}: these are not the "
+                "same devices; lower for one set of them"
+            )
+        first = lies
 
 
 def _layouts_of(leaves: list[Any]) -> Layouts | None:
@@ -412,8 +440,8 @@ class Compiled(Stage):
             mesh = self.traced.mesh
             if mesh is None:
                 outs = self.executable(leaves)
-                for out in outs if self.traced.home is not None else ():
-                    out._sharding = self.traced.home
+                for out in outs if self._place is not None else ():
+                    out._sharding = self._place
                 if config.default_device is not None:
                     note_made(outs)
                 return self.out_tree.unflatten(outs)
@@ -455,4 +483,13 @@ class Compiled(Stage):
     def _program_shardings(self) -> list[Any]:
         """The sharding of each argument: a program of one device runs where it was lowered for."""
         found = self.executable.input_shardings
-        return found if self._place is None else [self._place] * len(found)
+        if self._place is not None:
+            return [self._place] * len(found)
+        if not self.executable.is_map:
+            return found
+        # What lies over another mesh than the program's is moved by each call.
+        given = _layouts_of(self.traced.split.leaves) or found
+        return [
+            s if s is not None and own is not None and not own.mesh.has_grid_of(s.mesh) else own
+            for s, own in zip(given, found, strict=True)
+        ]

@@ -1,1 +1,1 @@
-"""Shardings in XLA's words, for programs that read or make them."""
+"""Shardings and layouts in XLA's words, for programs that read or make them."""
