@@ -9,11 +9,11 @@ from spmd.api.flat import FlatFunction, as_array, check_function
 from spmd.base.errors import ArgumentError, ShardingTypeError
 from spmd.base.source import current_source
 from spmd.base.tree import (
-    broadcast_prefix,
     tree_flatten,
     tree_leaves,
     tree_unflatten,
 )
+from spmd.base.tree_nodes import spread_over_structure
 from spmd.base.util import api_boundary, described, function_name
 from spmd.core.argument_names import (
     check_arrays,
@@ -97,9 +97,7 @@ def vmap(
         outs, dims = batch_flat(flat_f, axis, flat, in_dims)
         tree = flat_f.out_tree
         assert tree is not None
-        wanted = broadcast_prefix(
-            out_axes, tree_unflatten(tree, outs), f"{what}: out_axes", value="the output"
-        )
+        wanted = spread_over_structure(out_axes, tree, f"{what}: out_axes", "the output")
         placed = [
             _place_out(what, k, x, d, want, size, sum_match)
             for k, (x, d, want) in enumerate(zip(outs, dims, wanted, strict=True))

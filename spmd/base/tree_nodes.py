@@ -109,6 +109,21 @@ def tree_broadcast(prefix_tree: Any, full_tree: Any, is_leaf: Any = None) -> Any
     return tree_structure(full_tree).unflatten(leaves)
 
 
+def spread_over_structure(prefix: Any, treedef: TreeDef, what: str, value: str) -> list[Any]:
+    """`broadcast_prefix` over a structure, whose containers never see values.
+
+    Where the prefix goes into them they hold `object()`s, as in JAX: the values that are at hand
+    need not be those that the containers check for (batch dims may stand elsewhere).
+
+    >>> spread_over_structure((0, None), tree_structure(({"a": 1, "b": 2}, 3)), "out_axes", "it")
+    [0, 0, None]
+    """
+    if prefix is None or container_of(type(prefix)) is None:
+        return [prefix] * treedef.num_leaves
+    stand_ins = treedef.unflatten([object()] * treedef.num_leaves)
+    return broadcast_prefix(prefix, stand_ins, what, value=value)
+
+
 def tree_reduce_associative(
     operation: Callable[[Any, Any], Any],
     tree: Any,

@@ -29,6 +29,7 @@ from spmd.base.tree import tree_map
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.explicit import hooks, to_auto, to_auto_if_array
 from spmd.core.trace import Tracer
+from spmd.numpy.creation import asarray
 from spmd.numpy.index_expr import IndexExpr, Point, Span, is_mask, parse_index
 from spmd.numpy.index_plan import GatherPlan, Region, plan_gather, static_region
 from spmd.numpy.promotion import (
@@ -321,10 +322,7 @@ def _update(
     x = as_array(ref.array)
     values = plain(values)
     if not is_arraylike(values):
-        raise ArgumentError(
-            f"{current_source()}: x.at[...].{name}: values must be an array or a number, got "
-            f"{values!r} of type {type(values).__name__}"
-        )
+        values = _array_of(name, values)
     aval, given = typeof(x), typeof(values)
     work, values = promote_dtypes(x, _fitting(values, aval.dtype))
     if typeof(work).dtype != aval.dtype:
@@ -338,6 +336,17 @@ def _update(
     out = _updated(work, ref.index, name, values, scatter, combine, how)
     out = lax.convert_element_type(out, aval.dtype, aval.weak_type)
     return out if out_sharding is None else hooks.reshard(out, out_sharding)
+
+
+def _array_of(name: str, values: Any) -> Any:
+    """The array of nested lists of numbers and arrays, which updates take as `asarray` does."""
+    try:
+        return asarray(values)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"{current_source()}: x.at[...].{name}: values must be an array, a number or lists of "
+            f"them, got {values!r} of type {type(values).__name__}: {error}"
+        ) from None
 
 
 def _fitting(values: Any, dtype: np.dtype) -> Any:

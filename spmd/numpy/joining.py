@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,14 @@ from spmd.sharding.array import Array, ArrayLike
 def _array_list(name: str, arrays: Any) -> list[Array]:
     if is_arraylike(arrays) and typeof(arrays).ndim:
         arrays = unstack(arrays)
-    if not (isinstance(arrays, Sized) and isinstance(arrays, Iterable)) or is_arraylike(arrays):
-        raise ArgumentError(f"{name}: the arrays must be given as a list or tuple, got {arrays!r}")
-    arrays = list(arrays)  # of a library's own class of sequences, too
+    try:
+        if is_arraylike(arrays) or not hasattr(arrays, "__len__"):
+            raise TypeError
+        arrays = list(arrays)  # of a library's own class of sequences, too
+    except TypeError:
+        raise ArgumentError(
+            f"{name}: the arrays must be given as a list or tuple, got {arrays!r}"
+        ) from None
     if not arrays:
         raise ArgumentError(f"{name}: need at least one array to {name}")
     check_arraylike(name, *arrays)

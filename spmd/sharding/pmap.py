@@ -17,7 +17,8 @@ from spmd.base.device import Device, devices, local_devices, too_few_devices
 from spmd.base.errors import ArgumentError, DeviceError, PytreeError, ShardingError
 from spmd.base.source import current_source
 from spmd.base.traceback_filter import simplify
-from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
+from spmd.base.tree import TreeDef, tree_flatten, tree_leaves, tree_unflatten
+from spmd.base.tree_nodes import spread_over_structure
 from spmd.base.util import MISS, WrappedSignature, function_name, handles, present_as
 from spmd.core.argument_names import (
     check_arrays,
@@ -352,9 +353,7 @@ class _PmapCall:
 
     def _flat_out_axes(self, tree: TreeDef, outs: Sequence[Any]) -> list[Any]:
         try:
-            found = broadcast_prefix(
-                self.options["out_axes"], tree_unflatten(tree, outs), "out_axes", value="the output"
-            )
+            found = spread_over_structure(self.options["out_axes"], tree, "out_axes", "the output")
         except PytreeError as error:
             raise PytreeError(f"{self.what}: {error.text}") from None
         out = []
