@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -55,12 +57,9 @@ def test_both_ways_give_the_same_factors(shape, dtype, no_routines):
         found += [linalg.cholesky(positive), linalg.eigh(positive)[1], linalg.svd(x)[1]]
         if square:
             found += [linalg.solve(positive, x)]
-            found += [
-                linalg.triangular_solve(
-                    positive, x, left_side=left, lower=lower, unit_diagonal=unit
-                )
-                for left, lower, unit in ((True, True, False), (False, False, False))
-            ]
+            for left, lower, transposed, unit in itertools.product((False, True), repeat=4):
+                how = {"left_side": left, "lower": lower, "transpose_a": transposed}
+                found.append(linalg.triangular_solve(positive, x, unit_diagonal=unit, **how))
         return [np.asarray(y) for y in found]
 
     native = results()

@@ -91,21 +91,27 @@ def lu_factors(a: np.ndarray, pivots: np.ndarray) -> bool:
     return True
 
 
-def solve_lower(a: np.ndarray, x: np.ndarray, unit_diagonal: bool) -> bool:
-    """Solve lower triangular systems in place, for `x` of (..., n, k) in C order; False: cannot."""
+def solve_triangular(
+    a: np.ndarray, x: np.ndarray, lower: bool, transposed: bool, unit_diagonal: bool
+) -> bool:
+    """Solve triangular systems in place, for `x` of (..., n, k) in C order; False: cannot.
+
+    `lower` says which triangle of `a` is read, whether it stands for its transpose or not.
+    """
     n, k = x.shape[-2:]
     routine = _routine("trsm", a.dtype.name)
     count = x.size // max(n * k, 1)
     if routine is None or not x.size or count > n:
         return False
-    # The rows of C order are Fortran's columns: transpose(x) transpose(a) = transpose(b).
+    # The rows of C order are Fortran's columns: transpose(x) transpose(op(a)) = transpose(b).
+    triangle, operation = b"U" if lower else b"L", b"T" if transposed else b"N"
     diagonal = b"U" if unit_diagonal else b"N"
     one = np.ones((), a.dtype)
     width, size = _words(k, n)
     given = np.ascontiguousarray(a).reshape((-1, n, n))
     for matrix, sides in zip(given, x.reshape((-1, n, k)), strict=True):
         places = _address(one), _address(matrix), size, _address(sides), width
-        routine(b"R", b"U", b"N", diagonal, width, size, *places)
+        routine(b"R", triangle, operation, diagonal, width, size, *places)
     return True
 
 

@@ -23,7 +23,7 @@ from spmd.lax.linalg.family import (
     swapped,
     upper_part,
 )
-from spmd.lax.linalg.lapack import solve_lower
+from spmd.lax.linalg.lapack import solve_triangular
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -98,7 +98,11 @@ def _impl(
     if conjugate_a:
         a = np.conj(a)
     # x op(a) = b is op(a)^T x^T = b^T.
-    if transpose_a == left_side:
+    transposed = transpose_a == left_side
+    x = np.array(b if left_side else np.swapaxes(b, -1, -2), order="C")
+    if solve_triangular(a, x, lower, transposed, unit_diagonal):
+        return np.ascontiguousarray(x if left_side else np.swapaxes(x, -1, -2))
+    if transposed:
         a, lower = np.swapaxes(a, -1, -2), not lower
     b = b if left_side else np.swapaxes(b, -1, -2)
     if not lower:
@@ -113,7 +117,7 @@ def forward_substitution(a: Any, b: Any, unit_diagonal: bool) -> Any:
     """Solve lower triangular systems of NumPy arrays, block by block."""
     n = a.shape[-1]
     x = np.array(b, order="C")
-    if solve_lower(a, x, unit_diagonal):
+    if solve_triangular(a, x, True, False, unit_diagonal):
         return x
     for start in range(0, n, _BLOCK):
         stop = min(start + _BLOCK, n)
