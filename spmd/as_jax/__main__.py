@@ -33,9 +33,10 @@ def main(argv: list[str]) -> None:
         if not os.path.isfile(argv[0]):
             sys.exit(f"python -m spmd.as_jax: there is no file {argv[0]}")
         sys.argv = argv
-        sys.path[0] = os.path.dirname(os.path.abspath(argv[0]))
-        with open(argv[0], "rb") as file:
-            _run_text(file.read(), argv[0])
+        whole = os.path.abspath(argv[0])  # `__file__`, and in tracebacks, as `python` has it
+        sys.path[0] = os.path.dirname(whole)
+        with open(whole, "rb") as file:
+            _run_text(file.read(), whole)
 
 
 def _run_text(text: str | bytes, name: str) -> None:

@@ -91,17 +91,30 @@ def einsum(
 # ---- reading subscripts ------------------------------------------------------------------------
 
 
-def _letter(number: Any) -> str:
+def _letter(number: int) -> str:
     """The letter that stands for a number: any character may be one but `,.->`."""
     return _LETTERS[number] if number < len(_LETTERS) else chr(140 + number)
 
 
 def _from_lists(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-    """`einsum(x, [0, 1], y, [1, 2], [0, 2])` as letters."""
+    """`einsum(x, [0, 1], y, [1, 2], [0, 2])` as letters; labels are any objects that have an order.
+
+    Raises the `TypeError` of JAX for labels without one.
+    """
     pairs, result = (args[:-1], args[-1]) if len(args) % 2 else (args, None)
+    try:
+        labels = sorted({k for own in pairs[1::2] for k in own if k is not Ellipsis})
+    except TypeError:
+        raise TypeError(
+            f"{current_source()}: einsum: labels in lists must be Ellipsis, or hashable and "
+            f"comparable objects (e.g. int, str), got {list(pairs[1::2])}"
+        ) from None
+    letter = {label: _letter(k) for k, label in enumerate(labels)}
+    # A label that only the result has, for the error that names it.
+    letter |= {k: _letter(len(labels)) for k in result or () if k not in letter}
 
     def letters(labels: Sequence[Any]) -> str:
-        return "".join("..." if k is Ellipsis else _letter(k) for k in labels)
+        return "".join("..." if k is Ellipsis else letter[k] for k in labels)
 
     inputs = ",".join(letters(labels) for labels in pairs[1::2])
     text = inputs if result is None else f"{inputs}->{letters(result)}"

@@ -115,7 +115,9 @@ def lattice_type(*xs: Any) -> tuple[np.dtype, bool]:
         else:
             # By identity: np.dtype("int64") == int.
             is_weak = any(x is kind for kind in (int, float, complex))
-            pairs.append((dtypes.canonical(x), is_weak))
+            # A container that has a dtype of its own counts as an array of it.
+            own = None if isinstance(x, type) else getattr(x, "dtype", None)
+            pairs.append((dtypes.canonical(x if own is None else own), is_weak))
     return dtypes.promote(tuple(pairs))
 
 

@@ -188,6 +188,12 @@ def test_a_program_runs_as_python_runs_it(tmp_path):
         print(sys.argv[1:], beside.value + 1)
     """
     assert run(program, "-n", "3", folder=tmp_path).stdout.strip() == "['-n', '3'] 42"
+    (tmp_path / "short.py").write_text(
+        "import jax, sys\nassert 'jax.tree_util' in sys.modules\nprint(__file__, sys.argv)\n"
+    )
+    path = os.path.relpath(tmp_path / "short.py", ROOT)
+    said = execute([sys.executable, "-m", "spmd.as_jax", path]).stdout
+    assert said.strip() == f"{tmp_path / 'short.py'} {[path]}"
 
 
 def test_a_module_and_a_text(tmp_path):

@@ -345,3 +345,15 @@ def test_complex_objects_are_what_has_a_complex_dtype():
     for x, wanted in ((snp.complex64, True), (snp.float32, False), ([1, 2j], True), (1j, True),
                       (None, False), (np.ones(2), False)):  # fmt: skip
         assert snp.iscomplexobj(x) is wanted and snp.isrealobj(x) is not wanted
+
+
+def test_labels_of_einsum_are_any_objects_with_an_order():
+    x, y = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
+    found = snp.einsum(x, ["b", "a"], y, ["a", "c"], ["c", "b"])
+    np.testing.assert_allclose(found, np.einsum("ba,ac->cb", x, y))
+    np.testing.assert_array_equal(snp.einsum(x, [("q", 1), ("p", 2)]), x.T)
+    np.testing.assert_allclose(snp.einsum(x, [..., 60], [60]), x.sum(0))
+    with pytest.raises(TypeError, match="hashable and comparable"):
+        snp.einsum(x, [0, "a"])
+    with pytest.raises(SpmdError, match="must name dims of the operands"):
+        snp.einsum(x, [0, 1], [2])

@@ -92,3 +92,13 @@ def test_numbers_beside_arrays_wrap_as_those_of_jax():
 def test_keys_and_numbers_do_not_mix():
     with pytest.raises(DtypeError, match="keys and numbers do not mix"):
         snp.add(spmd.random.key(0), 1)
+
+
+def test_containers_with_a_dtype_count_as_arrays_of_it():
+    class Named:  # as those of libraries that name dims; it can't be hashed
+        dtype = np.dtype(np.float16)
+        __hash__ = None
+
+    for n in (snp, jnp):
+        assert n.result_type(Named(), np.float32) == np.float32
+        assert n.result_type(np.int8(1), Named()) == np.float16

@@ -522,3 +522,11 @@ def test_gathering_under_the_mesh_in_scope():
     with spmd.set_mesh(make_mesh((4,), ("x",))):
         total = spmd.shard_map(lambda x: lax.psum(x.sum(), "x"), in_specs=P("x"), out_specs=P())
         assert float(total(np.arange(8.0))) == 28.0
+
+
+def test_an_operation_on_a_device_stays_there_in_the_scope_of_its_mesh():
+    device = spmd.devices()[1]
+    x = spmd.device_put(np.arange(4.0), device)
+    with spmd.set_mesh(spmd.Mesh(np.array([device]), ("x",))):
+        assert spmd.lax.slice_in_dim(x, 0, 2).device is device
+        assert isinstance(spmd.numpy.zeros(3).sharding, spmd.NamedSharding)

@@ -8,6 +8,7 @@ from collections.abc import Callable as _Callable
 from collections.abc import Iterator as _Iterator
 from collections.abc import Sequence as _Sequence
 from contextlib import contextmanager as _contextmanager
+from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
@@ -24,6 +25,9 @@ from spmd.base.jax_options import OPTIONS as _OPTIONS
 _environment.read()
 if _installed():  # not where this facade is imported beside JAX, by its own name
     _follow_jax()
+    # Libraries look among the imported modules for those that JAX imports itself.
+    for _name in ("tree_util", "tree", "numpy", "lax", "random", "dtypes", "errors", "sharding"):
+        _import_module(f"jax.{_name}")
     # Libraries know a jitted function by the name of its class.
     _jitted.PjitFunction = _jitted.JitFunction  # type: ignore[attr-defined]
     _jitted.JitFunction.__qualname__ = "PjitFunction"

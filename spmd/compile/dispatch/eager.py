@@ -217,9 +217,14 @@ def _in_scope(mesh: Mesh, prim: Primitive, operands: Sequence[Any], params: dict
         outs = evaluate(prim, operands, params)
     finally:
         state.mesh = mesh
-    if lays_out:
+    # What one device has computed of an array there stays that device's, as in JAX.
+    if lays_out or (mesh.size == 1 and any(map(_is_placed, operands))):
         return outs
     return in_scope_mesh(mesh, outs) if prim.multiple else in_scope_mesh(mesh, [outs])[0]
+
+
+def _is_placed(x: Any) -> bool:
+    return type(x) is Array and x.shards is None and x._sharding is not None
 
 
 # Programs of one operation on a device that is no CPU.
