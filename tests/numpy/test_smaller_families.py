@@ -193,3 +193,15 @@ def test_ldexp_of_any_exponent_is_the_rounded_product(dtype):
 
 def test_none_has_the_shape_of_a_number_as_in_numpy():
     assert (snp.shape(None), snp.ndim(None), snp.size(None)) == ((), 0, 1)
+
+
+@pytest.mark.parametrize("bitorder", ["big", "little"])
+def test_bytes_are_packed_as_in_numpy(bitorder):
+    rng = np.random.default_rng(4)
+    every = np.unpackbits(np.arange(256, dtype=np.uint8)).reshape(256, 8)
+    for x in (every, rng.random((3, 17, 4)) > 0.5, rng.integers(0, 3, 50)):
+        for axis in (None, *range(x.ndim)):
+            wanted = np.packbits(x.astype(bool), axis, bitorder)
+            pack = spmd.jit(lambda y, axis=axis: snp.packbits(y, axis, bitorder))
+            np.testing.assert_array_equal(pack(x), wanted)
+            np.testing.assert_array_equal(snp.packbits(x, axis, bitorder), wanted)
