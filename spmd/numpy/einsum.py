@@ -218,19 +218,22 @@ def _prepared(x: Any, labels: str, sizes: dict[str, int]) -> tuple[Any, str]:
         while labels.count(label) > 1:
             first = labels.index(label)
             second = labels.index(label, first + 1)
-            x = _diagonal(x, first, second)
-            labels = labels[:second] + labels[second + 1 :]
+            # Of explicit types the last dim's layout stays, as in JAX; else the first, which a
+            # matrix of split rows has without an exchange.
+            gone = second if typeof(x).explicit is None else first
+            x = _diagonal(x, first, second, gone)
+            labels = labels[:gone] + labels[gone + 1 :]
     return x, labels
 
 
-def _diagonal(x: Any, first: int, second: int) -> Any:
-    """The elements with equal indices in two dims of equal size; the second dim disappears."""
+def _diagonal(x: Any, first: int, second: int, gone: int) -> Any:
+    """The elements with equal indices in two dims of equal size; the dim `gone` disappears."""
     shape = typeof(x).shape
     index = np.dtype(np.int32)
     same = lax.eq(
         lax.broadcasted_iota(index, shape, first), lax.broadcasted_iota(index, shape, second)
     )
-    return lax.reduce_sum(select(same, x, constant_like(x, 0)), (second,))
+    return lax.reduce_sum(select(same, x, constant_like(x, 0)), (gone,))
 
 
 def _summed(x: Any, labels: str, needed: set[str]) -> tuple[Any, str]:
