@@ -202,9 +202,10 @@ def test_each_wait_for_an_event_is_needed(name):
 def test_a_missing_wait_is_told_in_any_order():
     """The order in which streams are late is a matter of the seed; the report is not."""
     for name, step in (("to the next", 5), ("reads", 2), ("moves", 3)):
-        for seed, missing in itertools.product(range(20), range(0, run(name, 0), step)):
-            with pytest.raises(CudaError, match=TOLD):
-                run(name, seed, missing)
+        for missing in range(0, run(name, 0), step):
+            for seed in range(missing % 5, 20, 5):  # with -m nightly, all
+                with pytest.raises(CudaError, match=TOLD):
+                    run(name, seed, missing)
 
 
 @pytest.mark.nightly
