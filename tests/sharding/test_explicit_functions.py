@@ -21,6 +21,8 @@ MODULES = {"numpy": snp, "nn": nn, "lax": lax, "linalg": snp.linalg, "fft": snp.
 # They read memory, hold anything, take arrays of one device, or are NumPy's own.
 SKIPPED = {"frombuffer", "empty", "empty_like", "array_repr", "array_str", "array2string"}
 SKIPPED |= {"get_printoptions", "set_printoptions", "printoptions", "from_dlpack"}
+# They ask an array for its dtype alone.
+SKIPPED |= {"finfo", "iinfo"}
 
 
 def functions(module: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
