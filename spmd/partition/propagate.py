@@ -35,6 +35,7 @@ from spmd.partition.accumulating import added_up, addends
 from spmd.partition.kinds import MOST_WAYS, Groups, Kind, Offer, Offers, kind_of
 from spmd.partition.rules import CHANGES_RANK, CONTRACTS, LEVELS, RENAMES
 from spmd.partition.strategies.rolling import rolls_of
+from spmd.partition.strategies.sections import sections_of
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array
 from spmd.sharding.constraint import sharding_constraint_p
@@ -337,7 +338,8 @@ class Scope:
     for them and for the setting on which types depend. Of a scan, `sums` are the carries that only
     add up, and `runs` the axes along which each device runs iterations of its own. The `rolls` are
     equations that put the rows of a value elsewhere, and None what is made for these alone.
-    `added_up` are the terms of sums, by the number of the equation.
+    `added_up` are the terms of sums, `sections` slices that are all of a value together, by the
+    number of the equation.
     """
 
     __slots__ = (
@@ -350,6 +352,7 @@ class Scope:
         "mesh",
         "rolls",
         "runs",
+        "sections",
         "sizes",
         "sums",
         "uses",
@@ -367,6 +370,7 @@ class Scope:
         self.inner: dict[int, list[Scope]] = {}
         self.kinds: dict[int, Kind] = {}
         self.rolls = rolls_of(closed.jaxpr, self.uses, sizes)
+        self.sections = sections_of(closed.jaxpr)
         self.runs: dict[int, Axes] = {}
         self.sums: dict[int, frozenset[int]] = {}
 

@@ -5,6 +5,7 @@ The jaxpr is traced once more, with the axes of the mesh in scope, on parts of i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -27,9 +28,10 @@ from spmd.partition.propagate import Cell, Plan, Scope, Split, even
 from spmd.partition.rules import called_jaxpr
 from spmd.partition.strategies.rolling import Roll, write_roll, write_shift
 from spmd.partition.strategies.rooted import brought
+from spmd.partition.strategies.sections import section, write_sections
 from spmd.partition.unasked import Watch, here, watching
 from spmd.partition.untyped_maps import with_typed_maps
-from spmd.partition.values import Sizes, Value, form_of, literal, values_of, whole
+from spmd.partition.values import Sizes, Value, form_of, literal, total_form, values_of, whole
 from spmd.partition.ways import is_exact
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.manual_sums import aval_with_sets
@@ -211,6 +213,28 @@ def _rolled(scope: Scope, eqn: Eqn, roll: Roll, env: Mapping[Var, Value]) -> Val
     return Value(cell, {form_of(cell, split): write_shift(part, roll, along, sizes, new)})
 
 
+def _write_sections(scope: Scope, numbers: Sequence[int], env: dict[Var, Value]) -> bool:
+    """Write slices that together are all of a value at once, if all are to be split as it is."""
+    eqns = [scope.closed.jaxpr.eqns[n] for n in numbers]
+    atom, sizes = eqns[0].invars[0], scope.sizes
+    cut = section(eqns[0])
+    if not isinstance(atom, Var) or cut is None:
+        return False
+    (d, _, size), x = cut, env[atom]
+    split, cells = x.cell.axes, [scope.cells[eqn.outvars[0]] for eqn in eqns]
+    devices = math.prod(sizes[a] for a in split[d])
+    alike = all(c.axes == split and not c.unreduced and not c.barred for c in cells)
+    if not split[d] or size % devices or not alike or x.only_form() != total_form(split):
+        return False
+    if is_uneven(x.cell.shape, split, sizes):
+        return False
+    parts = write_sections(x.read(split, sizes), d, len(eqns), split[d], sizes)
+    for eqn, value in zip(eqns, values_of(cells, parts), strict=True):
+        env[eqn.outvars[0]] = value
+        value.uses = scope.uses.get(eqn.outvars[0], 0)
+    return True
+
+
 class _Writer:
     """Runs jaxprs on values, under the trace of the per-device program.
 
@@ -228,7 +252,7 @@ class _Writer:
         for var, value in zip(jaxpr.constvars, scope.closed.consts, strict=True):
             env[var] = self.placed.get(id(value)) or whole(scope.cells[var], value)
         uses, rolls, cells, kinds = scope.uses, scope.rolls, scope.cells, scope.kinds
-        sizes, grid, trace = scope.sizes, scope.grid, state.trace
+        sizes, grid, trace, sections = scope.sizes, scope.grid, state.trace, scope.sections
         # Only equations of a jaxpr that is traced are written again as others were.
         repeats = type(trace) is JaxprTrace
         for var, value in env.items():
@@ -246,6 +270,9 @@ class _Writer:
                     continue
                 self.now += 1
                 key, prim = None, eqn.prim
+                if k in sections:
+                    if eqn.outvars[0] in env or _write_sections(scope, sections[k], env):
+                        continue
                 if repeats and prim not in STRUCTURAL and source is not UNKNOWN:
                     known = kinds[k].repeats
                     if known is not None and (cell := cells[var := eqn.outvars[0]]).sum is None:
