@@ -121,9 +121,8 @@ def rankdata(
     `axis=None` ranks the flattened array. `method` says what equal elements get: the "average",
     "min" or "max" of their ranks, one rank without gaps ("dense"), or ranks in order of position
     ("ordinal"). The shape stays, for `axis=None` that of a vector; the dtype is the default float
-    dtype for "average" and for floats, and otherwise an integer one. The ranks of a vector with a
-    NaN are NaN; `nan_policy` must be "propagate". Raises `ArgumentError` for another method or
-    policy, or if `a` is no array.
+    dtype. The ranks of a vector with a NaN are NaN; `nan_policy` must be "propagate". Raises
+    `ArgumentError` for another method or policy, or if `a` is no array.
 
     >>> spmd.scipy.stats.rankdata(np.array([10, 30, 10]))
     Array([1.5, 3. , 1.5], dtype=float32)
@@ -155,6 +154,7 @@ def _ranks(a: Any, method: str) -> Any:
         low, high = starts[dense - 1] + 1, starts[dense]
         ranks = {"dense": dense, "min": low, "max": high}.get(method)
         ranks = 0.5 * (low + high) if ranks is None else ranks
+    ranks = ranks.astype(default_float())
     if snp.issubdtype(typeof(a).dtype, snp.inexact):
-        return snp.where(snp.any(snp.isnan(a)), snp.nan, ranks.astype(default_float()))
-    return ranks.astype(default_float()) if method == "average" else ranks
+        return snp.where(snp.any(snp.isnan(a)), snp.nan, ranks)
+    return ranks
