@@ -14,7 +14,7 @@ import spmd
 from spmd import lax
 from spmd import numpy as snp
 from spmd.base.config import config
-from spmd.base.errors import CudaError, DeviceError, OutOfMemoryError, SpmdError
+from spmd.base.errors import CudaError, DeviceError, OutOfMemoryError, ShardingError, SpmdError
 from spmd.compile.cuda import driver, nvrtc
 from spmd.compile.cuda.emulator.driver import EmulatorDriver
 from tests.compile.cuda.standin_cupy import DRIVER_MODULE, CUDARuntimeError, Standin
@@ -182,6 +182,23 @@ def operands_on_two_platforms(patch):
         return raised(DeviceError, lambda: spmd.jit(step)(x, y))
 
 
+def a_mesh_of_two_platforms(patch):
+    with platform(patch, EmulatorDriver(1), "one of two"):
+        both = [spmd.devices()[0], spmd.devices("cpu")[0]]
+        return raised(ShardingError, lambda: spmd.Mesh(np.array(both), ("i",)))
+
+
+def a_loop_that_is_not_captured(patch):
+    def refused(device, stream):
+        raise CudaError("the capture was invalidated")
+
+    gpu = EmulatorDriver(1)
+    patch.setattr(gpu, "end_capture", refused)
+    with platform(patch, gpu, "without captures"):
+        double = spmd.jit(lambda x: lax.while_loop(lambda x: x.sum() < 1e9, lambda x: x * 2 + 1, x))
+        return raised(CudaError, lambda: double(X))
+
+
 CASES: tuple[Case, ...] = (
     no_memory_for_a_result,
     no_memory_for_work,
@@ -198,6 +215,8 @@ CASES: tuple[Case, ...] = (
     a_gpu_that_is_too_new,
     operands_on_two_gpus,
     operands_on_two_platforms,
+    a_mesh_of_two_platforms,
+    a_loop_that_is_not_captured,
 )
 
 
