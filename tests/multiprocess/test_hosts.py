@@ -107,7 +107,15 @@ def test_a_job_that_could_lose_ranks_ends_when_it_lost_none(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("slow", [False, True], ids=["fast_link", "slow_link"])
+@pytest.mark.parametrize(
+    "slow",
+    [
+        pytest.param(False, id="fast_link"),
+        pytest.param(
+            True, id="slow_link", marks=pytest.mark.nightly(reason="the benchmark has a slow link")
+        ),
+    ],
+)
 def test_training_gives_the_same_as_on_one_host(hosts: Hosts, tmp_path: Path, slow: bool):
     words = ["examples/train_digits.py", "--epochs", "1", "--out", str(tmp_path / "hosts")]
     if slow:

@@ -12,8 +12,11 @@ pytestmark = pytest.mark.mpi
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
+more = pytest.mark.nightly(reason="fewer ranks and several devices each run in CI")
+LAYOUTS = [(2, 2), (3, 1), pytest.param(4, 1, marks=more)]
 
-@pytest.mark.parametrize("ranks, devices", [(2, 1), (3, 2), (4, 1)])
+
+@pytest.mark.parametrize("ranks, devices", [(2, 1), (3, 2), pytest.param(4, 1, marks=more)])
 def test_random_programs_over_ranks(mpirun: Run, ranks: int, devices: int):
     program = ["-m", "tests.multiprocess.programs.partition", "6"]
     done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=240)
@@ -21,7 +24,7 @@ def test_random_programs_over_ranks(mpirun: Run, ranks: int, devices: int):
     assert f"over {ranks} ranks, {ranks * devices} devices: all right" in done.stdout
 
 
-@pytest.mark.parametrize("ranks, devices", [(2, 2), (3, 1), (4, 1)])
+@pytest.mark.parametrize("ranks, devices", LAYOUTS)
 def test_explicit_mode_and_partly_manual_maps_over_ranks(mpirun: Run, ranks: int, devices: int):
     program = ["-m", "tests.multiprocess.programs.explicit"]
     done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=240)
@@ -29,7 +32,7 @@ def test_explicit_mode_and_partly_manual_maps_over_ranks(mpirun: Run, ranks: int
     assert f"over {ranks} ranks, {ranks * devices} devices: all right" in done.stdout
 
 
-@pytest.mark.parametrize("ranks, devices", [(2, 2), (3, 1), (4, 1)])
+@pytest.mark.parametrize("ranks, devices", LAYOUTS)
 def test_results_under_set_mesh_over_ranks(mpirun: Run, ranks: int, devices: int):
     program = ["-m", "tests.multiprocess.programs.in_scope"]
     done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=240)
@@ -38,7 +41,7 @@ def test_results_under_set_mesh_over_ranks(mpirun: Run, ranks: int, devices: int
         assert f"rank {rank}: in scope of {ranks * devices} devices" in done.stdout
 
 
-@pytest.mark.parametrize("ranks, devices", [(2, 2), (3, 1), (4, 1)])
+@pytest.mark.parametrize("ranks, devices", LAYOUTS)
 def test_pmaps_inside_of_programs_over_ranks(mpirun: Run, ranks: int, devices: int):
     program = ["-m", "tests.multiprocess.programs.pmaps_in_programs"]
     done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=240)
@@ -98,7 +101,7 @@ def test_spread_values_and_ranks_that_partition_differently_are_told(mpirun: Run
     assert done.stdout.count("all right") == 2
 
 
-@pytest.mark.parametrize("ranks, devices", [(2, 2), (3, 1), (4, 1)])
+@pytest.mark.parametrize("ranks, devices", LAYOUTS)
 def test_parts_of_global_arrays_and_own_partitions_over_ranks(
     mpirun: Run, ranks: int, devices: int
 ):
@@ -108,7 +111,7 @@ def test_parts_of_global_arrays_and_own_partitions_over_ranks(
     assert done.stdout.count(f"of {ranks}: all right") == ranks
 
 
-@pytest.mark.parametrize("ranks, devices", [(2, 2), (3, 1), (4, 1)])
+@pytest.mark.parametrize("ranks, devices", LAYOUTS)
 def test_parts_of_different_sizes_over_ranks(mpirun: Run, tmp_path: Path, ranks: int, devices: int):
     program = ["-m", "tests.multiprocess.programs.uneven", str(tmp_path)]
     done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=300)

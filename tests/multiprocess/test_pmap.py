@@ -19,8 +19,12 @@ SOME_DTYPES = ["float32", "bool", "bfloat16", "complex64"]
 
 @pytest.mark.parametrize(
     "ranks, devices, dtypes",
-    [(2, 1, []), (3, 1, SOME_DTYPES), (4, 1, SOME_DTYPES), (2, 2, SOME_DTYPES)],
-    ids=["2", "3", "4", "2x2"],
+    [
+        pytest.param(2, 1, [], id="2"),
+        pytest.param(3, 1, SOME_DTYPES, id="3"),
+        pytest.param(4, 1, SOME_DTYPES, id="4", marks=pytest.mark.nightly(reason="2 and 3 run")),
+        pytest.param(2, 2, SOME_DTYPES, id="2x2"),
+    ],
 )
 def test_collectives(mpirun: Run, ranks: int, devices: int, dtypes: list[str]):
     program = ["-m", "tests.multiprocess.programs.collectives", *dtypes]

@@ -14,8 +14,18 @@ pytestmark = pytest.mark.mpi
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+more = pytest.mark.nightly(reason="one and several devices of a rank run in CI")
+
+
 @pytest.mark.parametrize(
-    "ranks, devices, shared", [(2, 2, "1"), (3, 1, "1"), (4, 1, "1"), (2, 1, "0"), (3, 2, "0")]
+    "ranks, devices, shared",
+    [
+        (2, 2, "1"),
+        (3, 1, "1"),
+        pytest.param(4, 1, "1", marks=more),
+        pytest.param(2, 1, "0", marks=more),
+        (3, 2, "0"),
+    ],
 )
 def test_random_layouts_over_ranks(mpirun: Run, ranks: int, devices: int, shared: str):
     program = ["-m", "tests.multiprocess.programs.redistribution", "24"]
