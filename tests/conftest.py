@@ -211,27 +211,34 @@ def from_jax(request: pytest.FixtureRequest) -> Callable[..., Any]:
     and so does a test that is new or has another text `of` its subject; `--update-golden` keeps
     what it gives. That is made of lists, dicts, texts, numbers and arrays.
     """
-    path = GOLDEN / "jax" / f"{Path(request.node.path).stem}.json"
+    test = request.node.path.relative_to(ROOT / "tests")
+    path = GOLDEN / "jax" / test.with_suffix(".json")
     keep = request.config.getoption("--update-golden")
     calls = itertools.count()
 
     def answer(ask: Callable[[], Any], of: str = "") -> Any:
         call = f"{request.node.name.replace('asked', 'kept')} {next(calls)}"
         name = f"{call} of {zlib.crc32(of.encode()):08x}" if of else call
-        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        kept = _kept_of_jax(path)
         if keep or request.param == "asked" or name not in kept:
             pytest.importorskip("jax", reason="what is new needs JAX, its oracle: pip install jax")
-            kept[name] = json.loads(json.dumps(ask(), default=_text_of_array))
-            if keep:
-                kept = {
-                    k: v for k, v in kept.items() if k == name or not k.startswith(f"{call} of")
-                }
-                path.parent.mkdir(parents=True, exist_ok=True)
-                lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(kept.items())]
-                path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+            given = json.loads(json.dumps(ask(), default=_text_of_array))
+            if not keep:
+                return json.loads(json.dumps(given), object_hook=_array_of_text)
+            for stale in [k for k in kept if k.startswith(f"{call} of")]:
+                del kept[stale]
+            kept[name] = given
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(kept.items())]
+            path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
         return json.loads(json.dumps(kept[name]), object_hook=_array_of_text)
 
     return answer
+
+
+@functools.cache
+def _kept_of_jax(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _text_of_array(x: Any) -> dict[str, Any]:

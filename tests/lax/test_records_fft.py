@@ -27,8 +27,8 @@ def each(choose):
 
 
 @pytest.mark.parametrize("record, dtype", each(lambda r: r.dtypes))
-def test_value_and_shape(record, dtype):
-    suite.test_value_and_shape(record, dtype)
+def test_value_and_shape(record, dtype, from_jax):
+    suite.test_value_and_shape(record, dtype, from_jax)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=str)

@@ -32,8 +32,8 @@ def each_dtype():
 
 
 @pytest.mark.parametrize("record, dtype", each_dtype())
-def test_value_and_shape(record, dtype):
-    suite.test_value_and_shape(record, dtype)
+def test_value_and_shape(record, dtype, from_jax):
+    suite.test_value_and_shape(record, dtype, from_jax)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=str)

@@ -27,13 +27,15 @@ def assert_same(ours, theirs):
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("name", ["union1d", "intersect1d", "setdiff1d", "setxor1d"])
-def test_sets_of_two(name, pair):
+def test_sets_of_two(name, pair, from_jax):
     x, y = (SETS[k] for k in pair)
     options = [{}, {"size": 4, "fill_value": 9}]
     options += [{"assume_unique": True}] if name != "union1d" else []
     options += [{"return_indices": True}] if name == "intersect1d" else []
     for given in options:
-        assert_same(getattr(snp, name)(x, y, **given), getattr(jnp, name)(x, y, **given))
+        wanted = from_jax(lambda given=given: getattr(jnp, name)(x, y, **given))
+        found = getattr(snp, name)(x, y, **given)
+        assert_same(found, tuple(wanted) if isinstance(wanted, list) else wanted)
 
 
 @pytest.mark.parametrize("name", SETS)
