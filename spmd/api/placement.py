@@ -351,6 +351,13 @@ def make_array_from_single_device_arrays(
     shape, mine = tuple(shape), process_index()
     sharding = _real_sharding("make_array_from_single_device_arrays", sharding)
     _check_placing("make_array_from_single_device_arrays: the array", shape, sharding)
+    for k, x in enumerate(arrays):
+        if not isinstance(x, Array):
+            raise ArgumentError(
+                f"{current_source()}: make_array_from_single_device_arrays: arrays[{k}] is of type "
+                f"{type(x).__name__}, and must be an array on a device; device_put(x, device) "
+                "makes one"
+            )
     # An array over a mesh of one device is the one that it has there.
     arrays = [x.shards[0] if x.shards is not None and len(x.shards) == 1 else x for x in arrays]
     given = {x.device: x for x in arrays}

@@ -298,3 +298,10 @@ def test_device_put_moves_values_and_tangents():
     np.testing.assert_array_equal(g, 2 * X)
     rows = spmd.vmap(lambda x: spmd.device_put(x, there))(x)
     assert rows.device is there
+
+
+def test_shards_that_are_no_arrays():
+    rows = NamedSharding(spmd.make_mesh((2,), ("x",)), P("x"))
+    for given in ([X[:2], X[2:]], X):
+        with pytest.raises(ArgumentError, match=r"arrays\[0\] is of type ndarray"):
+            spmd.make_array_from_single_device_arrays((4, 2), rows, given)
