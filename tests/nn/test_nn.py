@@ -96,7 +96,8 @@ def test_gradients_at_kinks_are_jax_s():
     ours = slopes(lambda f: spmd.vmap(spmd.grad(f))(KINKS), nn)
     theirs = jax.jit(lambda x: slopes(lambda f: jax.vmap(jax.grad(f))(x), jnn))(KINKS)
     for name, slope in ours.items():
-        np.testing.assert_allclose(slope, theirs[name], rtol=1e-5, atol=1e-6, err_msg=name)
+        # The slope of gelu at -4 is a difference of numbers near 1: ten roundings of float32.
+        np.testing.assert_allclose(slope, theirs[name], rtol=1e-5, atol=1.2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("f", [
