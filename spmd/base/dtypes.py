@@ -196,12 +196,21 @@ def _class_of(dtype: np.dtype) -> type[np.generic]:
     return np.signedinteger if dtype in SMALL_SIGNED else np.unsignedinteger
 
 
+# The scalar types of NumPy that are kinds of others.
+_ABSTRACT = (
+    np.generic, np.number, np.inexact, np.floating, np.complexfloating, np.integer,
+    np.signedinteger, np.unsignedinteger, np.character, np.flexible,
+)  # fmt: skip
+
+
 def issubdtype(a: Any, b: Any) -> bool:
     """Like `numpy.issubdtype`, and it knows bfloat16 and typed keys."""
     if b is prng_key:
         return a is prng_key or is_key(a)
     if is_key(a):
         return a == b or b is np.generic
+    if any(a is kind for kind in _ABSTRACT):  # these have no dtype
+        return np.issubdtype(a, b)
     a_dtype = a if isinstance(a, type) and issubclass(a, np.generic) else np.dtype(a)
     if a_dtype == bfloat16 or np.dtype(a_dtype) in SMALL:
         of_numpy = _class_of(np.dtype(a_dtype))

@@ -102,3 +102,9 @@ def test_containers_with_a_dtype_count_as_arrays_of_it():
     for n in (snp, jnp):
         assert n.result_type(Named(), np.float32) == np.float32
         assert n.result_type(np.int8(1), Named()) == np.float16
+
+
+@pytest.mark.parametrize("a", [np.generic, np.number, np.floating, np.signedinteger])
+@pytest.mark.parametrize("b", [np.generic, np.number, np.inexact, np.float32])
+def test_kinds_of_dtypes_are_kinds_of_others(a, b):
+    assert snp.issubdtype(a, b) == jnp.issubdtype(a, b)
