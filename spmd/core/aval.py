@@ -168,7 +168,7 @@ class ShapedArray:
         return [self]
 
     def lower_val(self, value: Any) -> list[Any]:
-        """What a value of this type is made of: itself alone."""
+        """The values that make up a value of this type: itself alone."""
         return [value]
 
     def raise_val(self, *values: Any) -> Any:

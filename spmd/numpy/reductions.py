@@ -61,8 +61,9 @@ def canonical_axes(axis: Axis, ndim: int, name: str) -> tuple[int, ...]:
     """The dims that `axis` means, None meaning all."""
     if axis is None:
         return tuple(range(ndim))
+    # Arrays are iterable and have `__index__`, whatever their dims.
     is_one = not isinstance(axis, Iterable) or (
-        hasattr(axis, "__index__") and not isinstance(axis, np.ndarray)
+        hasattr(axis, "__index__") and not getattr(axis, "ndim", 0)
     )
     many: Any = (axis,) if is_one else axis
     dims = tuple([canonical_axis(d, ndim, name) for d in many])

@@ -121,7 +121,10 @@ class Repeat:
         self, eqn: Eqn, values: Mapping[Any, Value], cell: Cell, trace: JaxprTrace, source: Any
     ) -> Value:
         """The result of the equation; `values` are those of its operands."""
-        parts: Any = [values[a].plain[1] if type(a) is Var else a for a in eqn.invars]  # type: ignore[index]
+        parts: Any = [
+            values[a].plain[1] if type(a) is Var else a  # type: ignore[index]
+            for a in eqn.invars
+        ]
         for k in self.casts:
             if type(x := parts[k]) is JaxprTracer:
                 parts[k] = cast_to_vma(x, self.union, x.aval.vma)

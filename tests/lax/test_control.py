@@ -182,7 +182,10 @@ def test_a_function_that_names_itself_is_freed():
 
 def test_a_result_that_all_branches_pass_on_stays_shared_under_vmap():
     y = np.float32(3)
-    f = lambda p, x, y: lax.cond(p, lambda x, y: (x + 1, y), lambda x, y: (x, y), x, y)  # noqa: E731
+
+    def f(p, x, y):
+        return lax.cond(p, lambda x, y: (x + 1, y), lambda x, y: (x, y), x, y)
+
     x = np.arange(2, dtype=np.float32)
     outs = spmd.vmap(f, in_axes=(0, 0, None), out_axes=(0, None))(x > 0, x, y)
     np.testing.assert_array_equal(outs[0], [0, 2])

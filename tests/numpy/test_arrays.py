@@ -88,6 +88,7 @@ SHAPES = [
     case("broadcast_to", lambda xp, v: xp.broadcast_to(v, (2, 6)), V),
     case("broadcast_arrays", lambda xp, x, v: xp.broadcast_arrays(x, v), X, values(4)),
     case("transpose", lambda xp, x: xp.transpose(x, (1, 2, 0)), CUBE),
+    case("transpose by an array", lambda xp, x: xp.transpose(x, xp.asarray([1, 2, 0])), CUBE),
     case("transpose-all", lambda xp, x: xp.transpose(x), CUBE),
     case("matrix_transpose", lambda xp, x: xp.matrix_transpose(x), CUBE),
     case("swapaxes", lambda xp, x: xp.swapaxes(x, 0, -1), CUBE),

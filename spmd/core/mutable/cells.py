@@ -46,7 +46,7 @@ class Cell:
 
     @property
     def shown(self) -> Any:
-        """What functions see of it."""
+        """The form that functions see."""
         return self
 
     @classmethod
@@ -326,7 +326,7 @@ _boxes: WeakValueDictionary[int, Box] = WeakValueDictionary()
 
 
 class Contents:
-    """What a value of a library's mutable type holds: arrays, and a state that says their order."""
+    """The arrays of a value of a library's mutable type, and a state that says their order."""
 
     __slots__ = ("leaves", "state")
 
@@ -378,7 +378,7 @@ class Box(Cell):
 
     @property
     def _value(self) -> Contents:  # type: ignore[override]
-        """What the value holds now."""
+        """The arrays that the value holds now."""
         kind = self.aval.kind
         with self._open():
             # Weak types are the arrays' own affair, as in any pytree.

@@ -130,8 +130,8 @@ def cho_solve(
     accepted for SciPy's sake. Raises `ShapeError` if sizes do not fit, and `ArgumentError` if an
     operand is no array.
 
-    >>> factor = spmd.scipy.linalg.cho_factor(np.diag([2.0, 4.0]))
-    >>> spmd.scipy.linalg.cho_solve(factor, np.array([2.0, 2.0]))
+    >>> factor = spmd.scipy.linalg.cho_factor(np.diag([4.0, 16.0]))
+    >>> spmd.scipy.linalg.cho_solve(factor, np.array([4.0, 8.0]))
     Array([1. , 0.5], dtype=float32)
     """
     c, lower = c_and_lower
