@@ -58,8 +58,8 @@ def _check_contracted(name: str, a: Any, b: Any, da: Sequence[int], db: Sequence
             )
 
 
-@cached_arrays
 @lays_out_result
+@cached_arrays
 def dot(
     a: ArrayLike,
     b: ArrayLike,
@@ -90,8 +90,8 @@ def dot(
     return _contract(a, b, (da, db), ((), ()), precision, wanted)
 
 
-@cached_arrays
 @lays_out_result
+@cached_arrays
 def matmul(
     a: ArrayLike,
     b: ArrayLike,

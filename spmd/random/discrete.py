@@ -282,7 +282,7 @@ def choice(
         result = lax.slice_in_dim(shuffled, 0, drawn, axis=d)
     else:
         chosen = _chosen(key, count, whole, replace, p, mode)
-        result = chosen if is_number else take(a, chosen, d)
+        result = chosen if is_number else take(as_array(a), chosen, d)
     own = () if is_number else typeof(a).shape
     return lax.reshape(result, (*own[:d], *whole, *own[d + 1 :]))
 

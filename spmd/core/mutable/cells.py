@@ -271,7 +271,7 @@ def put_cells(cells: Mapping[int, Any], others: Sequence[Any]) -> list[Any]:
 def pure_of_cells(
     f: Callable[..., Sequence[Any]],
     leaves: Sequence[Any],
-    stage: Callable[[Callable[..., list[Any]], list[Any]], R],
+    stage: Callable[[Callable[..., Sequence[Any]], list[Any]], R],
 ) -> R:
     """`stage(pure, values)` for a flat function that uses cells, given or from outside.
 
@@ -365,11 +365,11 @@ class Box(Cell):
     outside of all traces can be made anew.
     """
 
-    __slots__ = ("_is_open", "_thing")
+    __slots__ = ("_is_open", "_kind", "_thing")
 
     def __init__(self, thing: Any, kind: Any, level: Trace):
         self.aval = BoxType(kind)  # type: ignore[assignment]
-        self._thing, self._level = thing, level
+        self._kind, self._thing, self._level = kind, thing, level
         self._frozen = None
         self._is_open = False
         self.made_at = current_source()
@@ -379,7 +379,7 @@ class Box(Cell):
     @property
     def _value(self) -> Contents:  # type: ignore[override]
         """The arrays that the value holds now."""
-        kind = self.aval.kind
+        kind = self._kind
         with self._open():
             # Weak types are the arrays' own affair, as in any pytree.
             found = self._thing.cur_qdd().normalize()
@@ -388,7 +388,7 @@ class Box(Cell):
     @_value.setter
     def _value(self, value: Contents) -> None:
         with self._open():
-            self.aval.kind.update_from_loval(value.state, self._thing, *value.leaves)
+            self._kind.update_from_loval(value.state, self._thing, *value.leaves)
 
     @contextmanager
     def _open(self) -> Iterator[None]:

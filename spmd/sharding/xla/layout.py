@@ -97,8 +97,9 @@ class Format:
         self.layout, self.sharding = layout, sharding
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Format) and self.layout == other.layout
-        return same and self.sharding == other.sharding
+        if not isinstance(other, Format):
+            return False
+        return self.layout == other.layout and self.sharding == other.sharding
 
     def __hash__(self) -> int:
         return hash((self.layout, self.sharding))
