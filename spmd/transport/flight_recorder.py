@@ -353,13 +353,13 @@ class GroupLog:
 
 def _json_text(value: Any) -> str:
     """The value as JSON, as `json.dumps` writes it."""
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_json_text, value))}]"
-    if type(value) is int:
+    if type(value) is str:
+        if value.isascii() and value.isprintable() and '"' not in value and "\\" not in value:
+            return f'"{value}"'
+    elif type(value) is int:
         return str(value)
-    is_text = isinstance(value, str)
-    if is_text and value.isascii() and value.isprintable() and not {'"', "\\"} & set(value):
-        return f'"{value}"'
+    elif isinstance(value, tuple | list):
+        return f"[{', '.join(map(_json_text, value))}]"
     import json  # takes long, and every first call writes a label
 
     return json.dumps(value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import marshal
 import sys
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ _IRRELEVANT = {
     "disable_jit",
     "overlap",
 }
+_settings_of = attrgetter(*(s.name for s in SETTINGS if s.name not in _IRRELEVANT))
 # The facts about a program in `Encoded`, in built-in types.
 _FACTS = tuple(n for n in Encoded.__match_args__ if n not in ("words", "steps", "places"))
 
@@ -125,11 +127,10 @@ def program_key(
     if text is None:
         return None
     host = loader.host
-    settings = [(s.name, getattr(config, s.name)) for s in SETTINGS if s.name not in _IRRELEVANT]
     where = (host.cpu, host.features, host.llvm_version, available_cores())
     tools = (sys.version, np.__version__, source_digest())
     return entry_key(
-        "stored", text, platform, repr((donated, mesh)), repr((settings, where, tools))
+        "stored", text, platform, repr((donated, mesh)), repr((_settings_of(config), where, tools))
     )
 
 
