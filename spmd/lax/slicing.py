@@ -223,7 +223,11 @@ def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, in
     if len(config) == aval.ndim and all(entry == (0, 0, 0) for entry in config):
         return unchanged(operand)
     if isinstance(padding_value, (bool, int, float, complex)):
-        padding_value = number_of_dtype("pad", padding_value, aval.dtype)
+        try:
+            padding_value = number_of_dtype("pad", padding_value, aval.dtype)
+        except DtypeError:
+            _padded_shape(aval, config)  # JAX tells of sizes first
+            raise
     return pad_p.bind(operand, padding_value, padding_config=config)
 
 
@@ -239,12 +243,17 @@ def _padded_size(size: int, low: int, high: int, interior: int) -> int:
 def _pad_abstract(x: ShapedArray, value: ShapedArray, *, padding_config: Any) -> ShapedArray:
     if value.shape:
         fail(ShapeError, f"pad: padding_value must be a scalar, got {value}")
+    shape = _padded_shape(x, padding_config)
     if value.dtype != x.dtype:
         fail(
             DtypeError,
             f"pad: operand and padding_value must have one dtype, got {x} and {value}; "
             "convert one with lax.convert_element_type",
         )
+    return x.update(shape=shape, weak_type=x.weak_type and value.weak_type)
+
+
+def _padded_shape(x: ShapedArray, padding_config: Sequence[Sequence[int]]) -> tuple[int, ...]:
     if len(padding_config) != x.ndim or any(len(entry) != 3 for entry in padding_config):
         fail(
             ShapeError,
@@ -261,7 +270,7 @@ def _pad_abstract(x: ShapedArray, value: ShapedArray, *, padding_config: Any) ->
                 f"{size}; interior padding and the size must not be negative",
             )
         shape.append(size)
-    return x.update(shape=tuple(shape), weak_type=x.weak_type and value.weak_type)
+    return tuple(shape)
 
 
 def _pad_impl(xp: Any, x: Any, value: Any, *, padding_config: Any) -> Any:

@@ -45,6 +45,7 @@ from spmd.core.rewrite import eval_closed
 from spmd.core.trace import set_eager, to_numpy
 from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dynamic import dynamic_slice_p
+from spmd.lax.families import elementwise_dims
 from spmd.lax.slicing import slice_p
 from spmd.sharding.abstract_mesh import AxisType, meshes_of_types
 from spmd.sharding.array import Array, alias, from_numpy, from_shards, note_made, shard_value
@@ -88,6 +89,9 @@ NEVER_KEPT = frozenset({"pure_callback", "io_callback", "debug_callback"})
 
 # These primitives lay a value out, and compute nothing.
 _LAYOUTS = frozenset({"sharding_constraint", "reshard", "to_auto"})
+
+# Results of these are typed by the mesh in scope even if one device has computed their operands.
+_SPREADING = frozenset({"broadcast_in_dim", "concatenate", "conv_general_dilated", "gather"})
 
 # Loops, and maps over some axes of a mesh, are compiled whole; the jaxpr in this parameter keeps
 # their executables alive.
@@ -217,14 +221,19 @@ def _in_scope(mesh: Mesh, prim: Primitive, operands: Sequence[Any], params: dict
         outs = evaluate(prim, operands, params)
     finally:
         state.mesh = mesh
-    # What one device has computed of an array there stays that device's, as in JAX.
-    if lays_out or (mesh.size == 1 and any(map(_is_placed, operands))):
+    if lays_out or (mesh.size == 1 and _stays(mesh, prim, operands)):
         return outs
     return in_scope_mesh(mesh, outs) if prim.multiple else in_scope_mesh(mesh, [outs])[0]
 
 
-def _is_placed(x: Any) -> bool:
-    return type(x) is Array and x.shards is None and x._sharding is not None
+def _stays(mesh: Mesh, prim: Primitive, operands: Sequence[Any]) -> bool:
+    """Whether a result is the device's, and not the mesh's that is the same device, as in JAX."""
+    if not any(type(x) is Array and x.shards is None and x._sharding is not None for x in operands):
+        return False
+    if AxisType.Explicit not in mesh.axis_types:
+        return True
+    combines = len(operands) > 1 and prim.dims is elementwise_dims and prim.name != "clamp"
+    return not combines and prim.name not in _SPREADING
 
 
 # Programs of one operation on a device that is no CPU.
