@@ -60,9 +60,9 @@ _all: weakref.WeakSet[FastCalls] = weakref.WeakSet()
 _worker = Worker("spmd-closures")
 _is_wanted = threading.Event()  # a call waits for the preparation
 # The preparation begins when no program was made in so many looks, or after the most.
-LOOK_SECONDS = 0.002
-QUIET_LOOKS = 25
-MOST_LOOKS = 500
+LOOK_SECONDS = 0.01
+QUIET_LOOKS = 5
+MOST_LOOKS = 100
 
 
 def no_match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
