@@ -429,7 +429,7 @@ def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
     which = c_lin, [True] * len(init), x_lin
 
     def bind(cells: list[Cell]) -> list[Any]:
-        # What rules of the user write to is carried, before the cotangents.
+        # Arrays that rules of the user write to are carried, before the cotangents.
         body = _backward_body(jaxpr, which, [typeof(ct) for ct in ct_ys], cells)
         carry_avals = body.in_avals[len(known_c) + len(cells) :]
         sums = [zeros_like_aval(a) for a in carry_avals[: len(lin_c)]]

@@ -103,12 +103,12 @@ def write_equation(
     way = kind.ways.get(found := tuple(key))
     if way is None:
         way = kind.keep(found, Way(eqn, kind, operands, cells, sizes))
-    if repeat is None or not way.stays or cells[0].axes != way.splits[0] or cells[0].unreduced:
-        return _on_parts(eqn, rule, way, operands, cells, sizes)
+    stays = way.stays and cells[0].axes == way.splits[0] and not cells[0].unreduced
     made = _on_parts(eqn, rule, way, operands, cells, sizes)
-    types = tuple([x[1] if type(x) is tuple else x for x in repeat[REPEAT_FROM:]])
-    if (known := way.known.get(types)) is not None:
-        kind.keep_repeat(repeat, Repeat(eqn, way, known))
+    if stays and repeat is not None:
+        types = tuple([x[1] if type(x) is tuple else x for x in repeat[REPEAT_FROM:]])
+        if (known := way.known.get(types)) is not None:
+            kind.keep_repeat(repeat, Repeat(eqn, way, known))
     return made
 
 

@@ -113,7 +113,7 @@ class Repeat:
     def __init__(self, eqn: Eqn, way: Way, known: Any):
         (self.type,), self.effects, self.union, self.casts = known
         self.params, self.form = way.params, way.made[0]
-        # What the result is known by if it is plain itself.
+        # The result is plain, and known by these, unless it is over some axes.
         self.plain = None if way.over else (way.splits[0], self.type)
         self.repeats = eqn.prim is broadcast_in_dim_p
 

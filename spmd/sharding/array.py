@@ -559,6 +559,15 @@ def note_made(arrays: Iterable[Any], before: Sequence[Any] = ()) -> None:
             x._made_on = device
 
 
+def note_place(outs: Iterable[Any], place: Sharding | None) -> None:
+    """Note where results of one device lie: at `place`, or else on a default device that is set."""
+    if place is not None:
+        for out in outs:
+            out._sharding = place
+    elif config.default_device is not None:
+        note_made(outs)
+
+
 def _made_where(x: Array, other: Array) -> Array:
     """The other array, which was made on the device that `x` was made on."""
     if x._sharding is None and (config.default_device is not None or hasattr(x, "_made_on")):

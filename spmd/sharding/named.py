@@ -88,7 +88,7 @@ class Sharding:
         """The number of devices that hold a shard, those of other processes included."""
         return len(self.device_set)
 
-    # What libraries ask of JAX's shardings.
+    # Libraries ask JAX's shardings for these.
 
     @property
     def _device_assignment(self) -> tuple[Device, ...]:

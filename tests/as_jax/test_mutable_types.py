@@ -18,7 +18,7 @@ from spmd.core.mutable import cells
 
 @dataclass(frozen=True)
 class State:
-    """What a bag holds: the types of its arrays, and the pytree that they are leaves of."""
+    """The contents of a bag: the types of its arrays, and the pytree that they are leaves of."""
 
     leaf_avals: tuple
     tree: Any

@@ -49,7 +49,7 @@ from spmd.core.mutable.cells import Cell, TouchedCells, cell_of
 from spmd.core.rewrite import dce, drop_inputs, eval_closed, hoist_tracers, prune_consts
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
-from spmd.sharding.array import Array, check_donated, note_made, warn_unusable
+from spmd.sharding.array import Array, check_donated, note_place, warn_unusable
 from spmd.sharding.call_cache import FastCalls, compared, hook, no_match, noting_device
 from spmd.sharding.constraint import (
     as_sharding,
@@ -309,16 +309,8 @@ class JitFunction:
         elif self._home is None and not state.axes and not config.debug_key_reuse:
             if not guards_moves():  # closures would not tell of moves
                 self._note(entry, layouts, executable, split)
-        self._note_places(outs)
+        note_place(outs, self._home)
         return entry.out_tree.unflatten(outs)
-
-    def _note_places(self, outs: list[Any]) -> None:
-        """Note on which device results lie, where it is not the first."""
-        if self._home is not None:
-            for out in outs:
-                out._sharding = self._home
-        elif config.default_device is not None:
-            note_made(outs)
 
     def _call_without_unused(
         self, entry: Entry, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -346,7 +338,7 @@ class JitFunction:
         outs = _run(executable, leaves, names, entry)
         if looks and not executable.is_map:
             check_nans(entry.closed, self._signature.name, given, outs)
-        self._note_places(outs)
+        note_place(outs, self._home)
         return entry.out_tree.unflatten(outs)
 
     def _note(

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.base.config import config
 from spmd.base.errors import ArgumentError, DeviceError, OptionError, ShardingError
 from spmd.base.record import record
 from spmd.base.source import current_source
@@ -26,7 +25,7 @@ from spmd.core.aval import ShapedArray, ShapeDtypeStruct, typeof
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import dce, eval_closed
 from spmd.core.trace import Tracer
-from spmd.sharding.array import Array, check_donated, note_made
+from spmd.sharding.array import Array, check_donated, note_place
 from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import (
     Layouts,
@@ -440,10 +439,7 @@ class Compiled(Stage):
             mesh = self.traced.mesh
             if mesh is None:
                 outs = self.executable(leaves)
-                for out in outs if self._place is not None else ():
-                    out._sharding = self._place
-                if config.default_device is not None:
-                    note_made(outs)
+                note_place(outs, self._place)
                 return self.out_tree.unflatten(outs)
             names = partial(self.traced.signature.leaf_names, args, kwargs)
             wanted = self.traced.out_shardings
@@ -487,7 +483,7 @@ class Compiled(Stage):
             return [self._place] * len(found)
         if not self.executable.is_map:
             return found
-        # What lies over another mesh than the program's is moved by each call.
+        # Each call moves arguments that lie over another mesh than the program's.
         given = _layouts_of(self.traced.split.leaves) or found
         return [
             s if s is not None and own is not None and not own.mesh.has_grid_of(s.mesh) else own

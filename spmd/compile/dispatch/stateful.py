@@ -137,6 +137,7 @@ class StatefulStage:
 
     def __init__(self, signature: Signature, split: Split, closed: list[Cell], stage: Any):
         self._signature, self._split, self._closed, self._stage = signature, split, closed, stage
+        self._places = take_cells(split.leaves)[0]  # positions of mutable arrays among arguments
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
@@ -170,8 +171,7 @@ class StatefulStage:
     def _of_arguments(self, found: tuple[Any, dict[str, Any]]) -> Any:
         """The pure stage's description of its arguments, in the user's structure."""
         (mine, _, others), _ = found
-        places = take_cells(self._split.leaves)[0]
-        return self.in_tree.unflatten(put_cells(dict(zip(places, mine, strict=True)), others))
+        return self.in_tree.unflatten(put_cells(dict(zip(self._places, mine, strict=True)), others))
 
     in_avals = property(lambda self: self._of_arguments(self._stage.in_avals))
     args_info = property(lambda self: self._of_arguments(self._stage.args_info))
@@ -188,7 +188,7 @@ class StatefulStage:
         leaves, tree = tree_flatten((args, kwargs))
         if tree != self.in_tree:
             raise other_arguments(self._signature.what, self._split, tree)
-        places = take_cells(self._split.leaves)[0]
+        places = self._places
         cells = [cell_of(x) for x in leaves]
         values = [x if c is None else read(c) for x, c in zip(leaves, cells, strict=True)]
         mine = [values[k] for k in places]

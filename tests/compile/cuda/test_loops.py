@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
@@ -13,9 +11,9 @@ from spmd import numpy as snp
 from spmd.base.config import config
 from spmd.base.errors import CudaError
 from spmd.compile.cuda.driver import driver
-from spmd.compile.cuda.emulator.streams import Streams
 from spmd.compile.cuda.stream_steps_ir import CAPTURED_AT
 from tests.compile.cuda.test_calls import WARM, asked
+from tests.compile.cuda.test_costs import works_of_a_call
 
 pytestmark = pytest.mark.usefixtures("gpus")
 assert asked
@@ -39,16 +37,8 @@ def wanted(x, n):
 
 def launches(monkeypatch, function, *args):
     """How much work, but for events and freed memory, a call puts into streams; its result."""
-    found, put = Counter(), Streams.put
-
-    def counted(streams, number, do, always=False):
-        found[always] += 1
-        return put(streams, number, do, always)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Streams, "put", counted)
-        out = function(*args)
-    return found[False], out
+    works, out = works_of_a_call(monkeypatch, function, *args)
+    return works[False], out
 
 
 def test_an_iteration_is_one_launch(asked, monkeypatch):

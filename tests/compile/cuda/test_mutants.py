@@ -69,7 +69,7 @@ def test_shifted_bounds_are_told():
 
 
 def with_seeds(mutants) -> list[str]:
-    """What becomes of each mutant, each with the next of 20 seeds."""
+    """The outcome of each mutant, each with the next of 20 seeds."""
     emulator, found = emulator_of(mutants), []
     for number, mutant in enumerate(mutants):
         emulator.gpu = Gpu(1, CAPACITY, number % SEEDS)
