@@ -43,7 +43,7 @@ IDENTITY = (
     ("PMI_RANK, PMI_SIZE", "the mpiexec of MPICH, Intel MPI and Cray MPICH"),
     ("SLURM_PROCID, SLURM_NTASKS", "srun, within a job step"),
     ("SPMD_RANK_PROCESS", "a rank, for its child processes: they are no ranks"),
-    ("SPMD_INJECT", "you, for `spmdrun --inject`: faults that a rank makes on order"),
+    ("SPMD_INJECT", "you, for `spmdrun --inject`: faults to inject"),
     ("SPMD_RESTART", "spmdrun: how often `--max-restarts` has started the job again"),
     ("SPMD_STACKS", "spmdrun; on which signal a rank writes its stacks, and to which file"),
     ("SPMD_FAILURE_REPORT", "spmdrun; the file in which a failing rank leaves its report"),

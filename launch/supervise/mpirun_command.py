@@ -38,8 +38,8 @@ FAILURE_DETECTOR = [
     *("--mca", "mpi_ft_detector", "1", "--mca", "mpi_ft_detector_thread", "1"),
     *("--mca", "mpi_ft_detector_timeout", "1", "--mca", "mpi_ft_detector_period", "0.3"),
 ]
-# With the detector's thread MPI's own end never ends (`transport/mpi/communicator.py`); mpi4py must
-# not call it.
+# With the detector's thread MPI_Finalize never returns (`transport/mpi/communicator.py`); mpi4py
+# must not call it.
 NO_FINALIZE = "MPI4PY_RC_FINALIZE"
 _PASSED_ON = re.compile(
     r"(SPMD|PYTHON|MPI4PY_|OMP_|OPENBLAS_|MKL_|VIRTUAL_ENV$|LD_LIBRARY_PATH$|PATH$)"

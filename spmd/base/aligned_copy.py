@@ -13,7 +13,7 @@ from spmd.base import dtypes
 # What NumPy aligns to, and compiled code may rely on.
 _ALIGNMENT = 16
 _LINE = 64
-# Copies of fewer bytes are read in no time however they lie; finding a place would cost more.
+# Arrays of fewer bytes are copied as they come: alignment would cost more than it saves.
 _ALIGNED_FROM = 4096
 _HUGE_PAGE = 2 * 2**20
 # From this size on NumPy itself asks for huge pages.

@@ -24,7 +24,7 @@ from spmd.base.fork import after_fork_in_child
 
 
 def is_ending() -> bool:
-    """Whether the program has come to its end, which waits for threads that are not daemons."""
+    """Whether the main thread has ended: the interpreter then waits for non-daemon threads."""
     return not threading.main_thread().is_alive()
 
 
@@ -62,7 +62,7 @@ class Worker:
         self.thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], object]) -> bool:
-        """Have a job done; False where no thread can be started, and it is left to the caller."""
+        """Queue a job for the thread; False if no thread can start: the caller does the job."""
         with self._lock:
             if self.thread is None:
                 self.thread = start_thread(self._run, self._name, self._daemon)

@@ -57,7 +57,7 @@ def _device(value: Any) -> Any:
 
 _PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
 
-# JAX's names. The CPU computes with full precision whatever is said.
+# JAX's names of precisions. The CPU always computes with full precision.
 _PRECISIONS = (
     *("default", "high", "highest", "bfloat16", "tensorfloat32", "float32"),
     *("ANY_F8_ANY_F8_F32", "ANY_F8_ANY_F8_F32_FAST_ACCUM", "ANY_F8_ANY_F8_ANY"),
@@ -474,7 +474,7 @@ class Config:
             self.on_update(name, listener)
 
     def notify_program_update(self) -> None:
-        """Call the listeners of `on_program_update`: closures of calls are to be forgotten."""
+        """Call the listeners of `on_program_update`, which drop their cached fast calls."""
         for listener in self._listeners.get(PROGRAM_SETTINGS[0], []):
             listener(None)
 

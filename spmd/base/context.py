@@ -23,7 +23,7 @@ class _State(threading.local):
         self.operand: str = ""
         # The mesh that `set_mesh` has set, over which results lie that no mesh has touched.
         self.mesh: Any = None
-        # Whether the code of a map must cast values that are to vary alike.
+        # Whether user code itself must cast values that need one type, such as a loop's carry.
         self.checks_varying = True
 
 

@@ -322,7 +322,7 @@ def number(x: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def exact_integer(x: int, dtype: np.dtype) -> np.ndarray:
-    """A Python integer as a rank-0 NumPy array; an IntegerRangeError if the dtype has no such."""
+    """A Python integer as a rank-0 NumPy array; an IntegerRangeError if the dtype can't hold it."""
     limits = iinfo(dtype)
     if limits.min <= x <= limits.max:
         return np.asarray(x, dtype)
@@ -333,7 +333,7 @@ def exact_integer(x: int, dtype: np.dtype) -> np.ndarray:
 
 
 def exact(x: Any, dtype: np.dtype) -> Any:
-    """`x`; an error if it is a Python number that `dtype` has not, once its fraction is cut off."""
+    """`x`; an error if it is a Python number whose integer part `dtype` can't hold."""
     kind = type(x)
     if kind not in (int, float, complex) or is_bool(dtype):
         return x

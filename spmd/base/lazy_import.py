@@ -46,8 +46,8 @@ def attach(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package that imports some of its names when asked (PEP 562).
 
-    These are `modules` of it, and the public names of its module `more`, with those that few
-    programs use. `__all__` is all of it.
+    The lazy names are its submodules `modules` and the public names of its module `more`, which few
+    programs use. `__all__` lists all names of the package.
     """
     here = vars(sys.modules[package])
 

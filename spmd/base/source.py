@@ -26,7 +26,7 @@ SKIPPED_FILES = {functools.__file__, contextlib.__file__, _STRING, "<frozen runp
 class Source:
     """A place in the user's program; `scope` is its name by `named_scope`.
 
-    `operand` is which leaf of a pytree the operation is for, where it is done for each leaf.
+    `operand` names the leaf, where an operation is applied to each leaf of a pytree.
     """
 
     file: str

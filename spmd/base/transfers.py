@@ -40,7 +40,7 @@ _MAKERS = tuple(
 
 
 def tell_of_creation(name: str) -> None:
-    """Tell of a host's value that becomes an array, if a user asks for it and not spmd itself."""
+    """Report the transfer of a host value that user code, not spmd itself, makes an array of."""
     if config.transfer_guard_host_to_device == "allow":
         return
     frame: Any = sys._getframe(1)

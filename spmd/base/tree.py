@@ -407,7 +407,7 @@ class TreeDef:
 
 
 def _hash_of(node: TreeDef) -> int:
-    """The hash of a node whose children know theirs; what can't be hashed counts for equality."""
+    """The hash of a node from its children's; unhashable data is left to the comparison."""
     try:
         return hash((node.kind, node.aux, node.parts))
     except TypeError:
@@ -572,7 +572,7 @@ def flatten_container_up_to(treedef: TreeDef, x: Any, leaves: list[Any]) -> bool
 class _Walks:
     """How trees are taken apart and put together: in Python, until `compile` has native code.
 
-    `flatten_up_to` may give up, with False, whatever it has appended; then Python finds out why.
+    `flatten_up_to` may return False with leaves appended already; Python then finds the reason.
     """
 
     flatten: Callable[[Any, list[Any]], TreeDef] = staticmethod(flatten_in_python)

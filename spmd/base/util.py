@@ -76,7 +76,7 @@ def canonical_dim(dim: int, ndim: int, what: str = "axis") -> int:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Let the cycle collector wait while much is made that will be kept, as in a compile.
+    """Pause the garbage collector while many long-lived objects are made, as in a compile.
 
     It would look at all of it again and again: for a large program that takes a tenth of the time.
     """
@@ -92,7 +92,7 @@ def collector_paused() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Let the cycle collector wait while modules are imported, and not look at them afterwards.
+    """Pause the garbage collector while modules are imported, and keep it from scanning them later.
 
     Objects of modules stay alive. They join the objects that the collector has seen often without
     being looked at, unless the program has put objects out of the collector's reach.
@@ -129,8 +129,8 @@ class WeakCache:
 def take_names(wrapper: Any, wrapped: Any) -> None:
     """Give a wrapper the name, docstring and annotations of a user's callable.
 
-    The callable may be any object, and what it answers need not be what functions have: then the
-    wrapper keeps its own.
+    The callable may be any object. Where its attributes are not of the types that functions have,
+    the wrapper keeps its own.
 
     >>> def wrapper(): ...
     >>> class Model:
@@ -200,7 +200,7 @@ def closest(name: str, options: Sequence[str]) -> str | None:
 
 
 def _edits(a: str, b: str) -> int:
-    """How many characters are to be changed, added or left out to make `b` of `a`."""
+    """The edit distance (Levenshtein) between two strings."""
     row = list(range(len(b) + 1))
     for i, x in enumerate(a):
         above, row = row, [i + 1]
@@ -212,7 +212,7 @@ def _edits(a: str, b: str) -> int:
 # The functions with a handler, by the identity of their code: hashing code reads all of it.
 handlers: dict[int, CodeType] = {}
 
-# What a handler does with an exception; base/traceback_filter.py puts it here.
+# The action of a handler on an exception; base/traceback_filter.py sets it.
 simplifiers: list[Callable[[Exception], None]] = []
 
 

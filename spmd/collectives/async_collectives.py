@@ -18,9 +18,8 @@ from spmd.transport.progress_thread import PROGRESS, Request
 
 
 def overlaps() -> bool:
-    """Whether programs shall let exchanges be in flight: the same on all ranks.
-
-    Between hosts it pays. Ranks of one host exchange data with the cores that compute.
+    """Whether programs overlap exchanges with computation: the same on all ranks. It pays between
+    hosts. Ranks of one host exchange data with the cores that compute.
     """
     world = bootstrap.world()
     if config.overlap == "never" or not world.allows_overlap:

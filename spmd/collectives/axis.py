@@ -170,7 +170,7 @@ def unvary(x: Any, axes: tuple[Any, ...]) -> Any:
 
 
 def _unvary_transpose(ct: Any, x: Any, *, axes: Any, size: int) -> Any:
-    # Where all devices have the value it is their mean: each has its share of the cotangent.
+    # A value that all devices have is their mean, so each device gets its share of the cotangent.
     share = div(ct, np.asarray(size, typeof(ct).dtype)[()])
     missing = tuple(a for a in axes if a not in typeof(share).vma)
     return [pvary_p.bind(share, axes=missing) if missing else share]

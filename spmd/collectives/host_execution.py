@@ -38,7 +38,7 @@ OPS = {
 # Communicators by the partition of processes they stand for. Every process asks for them in the
 # same order, as all compile the same programs.
 _communicators: dict[Any, CheckedCommunicator] = {}
-bootstrap.forgets(_communicators.clear)
+bootstrap.after_recovery(_communicators.clear)
 
 
 def communicator(

@@ -176,7 +176,7 @@ def order_of(
     mesh: str,
     layouts: Sequence[str] = (),
 ) -> tuple[Schedule, dict[Eqn, Origin]]:
-    """The schedule of a program, and the origin of each collective that is left in the end.
+    """The schedule of a program, and the origin of each collective of the optimised program.
 
     `traced` holds the collectives as the user wrote them, `final` those of the compiler. `layouts`
     says how arguments are laid out, where that is no part of the code.
@@ -195,7 +195,7 @@ def order_of(
         mesh=mesh,
         arguments=tuple(zip(names, avals, strict=True)) if hoisted >= 0 else (),
         entries=entries,
-        # Their texts are compared at each call: they hold only the facts that must agree.
+        # Ranks compare these texts at each call, so they hold only facts that must agree.
         exchanges=tuple(
             replace(entry, argument="") for entry in _named(found, final.jaxpr, jaxpr.arg_names)
         ),
@@ -387,7 +387,7 @@ def _missing(have: list[int], lack: list[int], entry: Entry, at: int, count: int
 
 
 def _what(one: Entry, other: Entry) -> str:
-    """In which respects two entries differ, without those that follow from another kind."""
+    """The fields in which two entries differ, without those that follow from their kinds."""
     differ = [f for f in _FIELDS if getattr(one, f) != getattr(other, f)]
     if "kind" in differ:
         differ = [f for f in differ if f not in ("options", "source")]

@@ -239,8 +239,8 @@ def _members(ufunc: Any, wide: bool) -> Callable[..., list[Any]]:
 def _psum_transpose(ct: Any, x: Any, *, axes: Any, groups: Groups | None) -> Any:
     known = tuple(a for a in axes if a in x.aval.vma)
     if groups is None and known:
-        # In shard_map types tell that ct is equal on all devices: its share of each is ct itself.
-        # That of a sum whose terms the type speaks of is the cotangent of the sum.
+        # In a typed shard_map ct is equal on all devices, so it is the cotangent of each operand.
+        # Where the type says that devices hold terms of a sum, it is the cotangent of the sum.
         terms = x.aval.manual_sets()[0]
         typed = tuple(a for a in known if a not in terms)
         back = vma_hooks.cast(ct, typed) if typed else ct

@@ -135,7 +135,7 @@ def _batch(
 
 def _transpose(ct: Any, x: Any, *, axes: Any, **params: Any) -> Any:
     whole = all_gather_p.bind(make_varying(ct, axes), axes=axes, **params)
-    # Of a sum whose terms the type speaks of it is the cotangent, which is equal on all devices.
+    # Where the type says that devices hold terms of a sum, the cotangent is equal on all devices.
     terms = x.aval.manual_sets()[0] if params["groups"] is None else frozenset()
     return [unvary(whole, tuple(a for a in axes if a in terms))]
 

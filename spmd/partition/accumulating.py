@@ -12,7 +12,7 @@ from spmd.lax.array import squeeze_p
 from spmd.lax.convert import convert_element_type_p
 
 _ADDS = (add_any_p, add_p)
-# A term of a sum is one of the result, too, with other places or signs.
+# Of these, a result of a term is a term of the result: they move, convert or negate elements.
 _KEEPS = frozenset(
     {*_ADDS, convert_element_type_p, neg_p, permute_dims_p, reshape_p, squeeze_p, sub_p}
 )

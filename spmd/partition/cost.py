@@ -24,8 +24,8 @@ from spmd.partition.seconds import BYTE, ELEMENT, EXCHANGE, MULTIPLY_ADD
 from spmd.partition.shifts import rows_lacking
 from spmd.partition.strategies.sorting import SORT
 
-# The seconds that writing an equation takes if so many parts of the dims with a label are split,
-# whose other dims are in so many parts: label, parts of its dims, parts of others.
+# Seconds of the exchanges inside an equation, from the label that is split, the number of parts of
+# its dims, and the number of parts of all other dims.
 Inside = Callable[[int, int, int], float]
 
 

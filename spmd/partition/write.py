@@ -130,7 +130,7 @@ def partition(
 
 
 def _left(x: Value, cell: Cell, sizes: Sizes) -> Any:
-    """A device's part of a result; its line asks for what has to be moved."""
+    """A device's part of a result; moves are attributed to the line that makes the result."""
     before, state.source = state.source, x.source or state.source
     if here.watch is not None:
         here.watch.eqn = None

@@ -259,7 +259,7 @@ class Array(ArrayMethods):
         return out
 
     def _numbers(self, what: str) -> np.ndarray:
-        """`_value`; keys give the elements that move them to our own code, and users an error."""
+        """`_value`; for typed keys only spmd's own code gets the elements, and users an error."""
         if self.aval.dtype.names is None or not dtypes.is_key(self.aval.dtype):
             return self._value
         if not is_ours(sys._getframe(2).f_code.co_filename):
@@ -549,9 +549,9 @@ def from_memory(ptr: int, owner: Any, aval: ShapedArray, sharding: Sharding | No
 
 
 def note_made(arrays: Iterable[Any], before: Sequence[Any] = ()) -> None:
-    """Note that arrays which are committed to no device, but those of `before`, were made now.
+    """Record the default device in uncommitted arrays, except those in `before`.
 
-    It is called while `default_device` is set; arrays know the device when it no longer is.
+    Called while `default_device` is set: arrays keep the device when the setting has changed.
     """
     device = default_device()
     for x in arrays:
@@ -560,7 +560,7 @@ def note_made(arrays: Iterable[Any], before: Sequence[Any] = ()) -> None:
 
 
 def note_place(outs: Iterable[Any], place: Sharding | None) -> None:
-    """Note where results of one device lie: at `place`, or else on a default device that is set."""
+    """Commit results of one device to `place`, or else record the default device that is set."""
     if place is not None:
         for out in outs:
             out._sharding = place
@@ -595,7 +595,7 @@ def in_scope(x: Array) -> Array:
 
 
 def replicated(x: Array, mesh: Mesh, in_full: bool = False) -> Array:
-    """An array of one device as all devices of a mesh have it: over the same memory.
+    """A one-device array replicated over a mesh, in the same memory.
 
     Its spec is P(), or `in_full`. Where this process has no device of the mesh it stays as it is.
     """

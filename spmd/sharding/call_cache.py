@@ -154,7 +154,7 @@ def is_evaluated() -> bool:
 
 
 def noting_device(make: Callable[[], Match | None]) -> Match | None:
-    """The closure that `make` makes, of which results know that the default device made them."""
+    """The closure of `make`, whose results record that the default device made them."""
     made = make()
     if made is None:
         return None
@@ -169,7 +169,7 @@ def noting_device(make: Callable[[], Match | None]) -> Match | None:
 
 
 def compared(mesh: Any, make: Callable[[], Match | None]) -> Match | None:
-    """The closure that `make` makes, for calls while `mesh`, or none, is that in scope."""
+    """The closure of `make`, which matches only while `mesh`, or none, is in scope."""
     made = make()
     if made is None:
         return None

@@ -1,4 +1,4 @@
-"""`with_sharding_constraint` and `shard_alike`: how values inside of `jit` are to be laid out."""
+"""`with_sharding_constraint` and `shard_alike`: constraints on layouts inside `jit`."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def constrain(
 ) -> Any:
     """Lay one traced value out, which errors call `name`.
 
-    Along `Explicit` axes it is moved; if the caller `asserts` it must be laid out so already. What
-    is committed to other devices is an error unless the caller `moves` it. If it only `checks`, its
-    call of the jaxpr lays the value out along other axes.
+    Along `Explicit` axes the value is moved; with `asserts` it must be laid out so already. A value
+    that is committed to other devices is an error, unless `moves`. With `checks` only `Explicit`
+    axes are looked at: the caller's jaxpr has constraints for the other axes.
     """
     what = f"{current_source()}: {name}"
     frames = [frame for frame in state.axes if frame.kind != "vmap"]
@@ -140,8 +140,8 @@ def constrain_tree(
 ) -> Any:
     """Constrain the leaves of `x` by a pytree prefix of shardings.
 
-    None leaves one free; a caller that `asserts` must not leave all free. Errors call it `name`.
-    What a caller that only `checks` does is said at `constrain`.
+    None leaves a leaf free; with `asserts` not all may be free. Errors call `x` `name`. `constrain`
+    describes `asserts` and `checks`.
     """
     pairs, tree = tree_flatten_with_path(x)
     leaves = [leaf for _, leaf in pairs]

@@ -130,7 +130,7 @@ class Lockstep:
         return out
 
     def same(self, what: str, values: Values) -> Any:
-        """The one value that all devices hold; collectives inside `what` need that."""
+        """The value that all devices hold; raises if they differ, where collectives are inside."""
         line = current_source().short
         origin = Origin(f"the condition of {what} at {line}", source=line)
         by_device = self._values_by_device(values, origin)

@@ -444,7 +444,7 @@ class _PmapCall:
         return out + [-1] * named.num_leaves
 
     def _usable(self, mapped: _Mapped) -> tuple[bool, ...]:
-        """Of each leaf whether it is donated, and a result may take its rows; told at first."""
+        """For each leaf, whether it is donated and a result may take its rows; else warns once."""
         jaxpr = mapped.jaxpr
         avals = jaxpr.in_avals[len(mapped.consts) :]
         flags = [k in self.donated for k in self._argument_of_leaf()]

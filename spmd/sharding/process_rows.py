@@ -1,4 +1,4 @@
-"""Rows of one process among those of all: how a `pmap` over several processes meets a trace.
+"""`pmap` over several processes inside traced code: one process's rows and the rows of all.
 
 Code around such a `pmap` runs in each process on values of its own. To compile it, that code is
 vectorised over the processes; then every value is one of the whole job, and a program over the mesh

@@ -414,7 +414,7 @@ def _trace(
 def _trusted(
     what: str, out_specs: Any, tree: TreeDef, outs: Sequence[Any], axes: Sequence[Any]
 ) -> list[Any]:
-    """Outputs that are equal along the axes of which their specs do not speak: the user says so."""
+    """Outputs, unvarying along the axes that their specs leave out: the user promises that."""
     specs = _flat_out_specs(what, out_specs, tree_unflatten(tree, list(range(tree.num_leaves))))
     return [
         unvary(x, tuple(a for a in axes if a not in spec.varying_axes()))

@@ -365,8 +365,11 @@ def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
 def _untyped_sums(
     backward: ClosedJaxpr, mesh: Mesh, ct_specs: Sequence[Any], out_specs: Sequence[Any]
 ) -> ClosedJaxpr:
-    """Without types: a shared input's cotangents add up over the devices that share it, and a
-    shared output's cotangent is counted once, not once for each device."""
+    """Add the sums that untyped maps need to the jaxpr of cotangents.
+
+    Cotangents of an input that devices share add up over these devices, and the cotangent of a
+    shared output counts once, not once for each device.
+    """
     n = len(backward.in_avals) - len(ct_specs)
 
     def f(*args: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Unreduced and reduced axes in explicit types: which operations take sums that are not made yet.
+"""Unreduced and reduced axes in explicit types: which operations take the terms of a sum.
 
 A value that is *unreduced* along an axis is the sum of the terms that the devices along it hold.
 Only linear operations can work on terms. One that is *reduced* is whole on each device, as without

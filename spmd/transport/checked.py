@@ -162,7 +162,7 @@ class CheckedCommunicator(abc.ABC):
         self.meet(make_call(Kind.BARRIER))
 
     def meet(self, call: Call) -> None:
-        """Return when every rank of the group has come to a call whose data take another way."""
+        """Return when every rank of the group has reached a call whose data NCCL carries."""
         self._carry(self._barrier, call, None)
 
     def split(

@@ -24,7 +24,7 @@ from spmd.base.record import record
 
 # Set by a rank for its child processes, which inherit the launcher's variables but are no ranks.
 OWNER = "SPMD_RANK_PROCESS"
-# Faults on order: see `fault_injection`.
+# Fault injection: see `fault_injection`.
 FAULTS = "SPMD_INJECT"
 
 

@@ -1,4 +1,4 @@
-"""A rank's reports about itself: one line about its failure for those that wait, and notices."""
+"""A rank's reports about itself: one line about its failure for waiting ranks, and notices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults on order: makes one rank late, dead, absent, wrong or different at one collective.
+"""Fault injection: makes one rank late, dead, absent, wrong or different at one collective.
 
 `SPMD_INJECT` (spmdrun's `--inject`) holds faults separated by `;`, each `what:rank=R,op=N,...`. The
 world that a process joins is then wrapped in an `InjectingCommunicator`, through which every public
@@ -130,7 +130,7 @@ class Injector:
         return now
 
     def say_what_is_left(self) -> None:
-        """Report the faults that never struck: they have tested nothing."""
+        """Report the faults that were never injected: they have tested nothing."""
         for fault in self.faults:
             when = f"op={fault.op}" if fault.op is not None else f"step={fault.step}"
             sys.stderr.write(

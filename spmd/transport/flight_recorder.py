@@ -98,7 +98,7 @@ class Flight:
         words[SINCE] = time.monotonic_ns()
 
     def join(self, rank: int, size: int, folder: str | None) -> None:
-        """Say which rank this is; from now on in a file of `folder`, where that can be had."""
+        """Set this process's rank, and move the record to a file in `folder` if one can be made."""
         if folder and self.path is None:
             try:
                 self._move_to(folder, rank)
@@ -366,7 +366,7 @@ def _json_text(value: Any) -> str:
 
 
 def _clock_of() -> str:
-    """Equal where the monotonic clocks of two processes are one: on one host since its boot."""
+    """An id of the monotonic clock: equal in processes of one host since its boot."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()

@@ -28,16 +28,16 @@ from spmd.transport.failure_message import say
 from spmd.transport.flight_recorder import FLIGHT
 from spmd.transport.origin import Origin
 from spmd.transport.progress_thread import PROGRESS
-from spmd.transport.world import forgets, world
+from spmd.transport.world import after_recovery, world
 
 # Sends and receives, and bfloat16, are in NCCL from here on: 2.10.
 OLDEST = 21000
-# Between two looks for failures, while exchanges are under way.
+# Seconds between two checks for failures while exchanges are in flight.
 LOOK_SECONDS = 0.05
-# A rank that fails says so to the others later than NCCL notices.
+# Seconds to wait for a failed rank's own notice, which arrives later than NCCL's error.
 WORD_SECONDS = 1.0
-# At the end of the program: for other ranks to get what they need of this one.
-FAREWELL_SECONDS = 30.0
+# Seconds at exit in which other ranks may still receive data from this one.
+EXIT_SECONDS = 30.0
 
 CODES = {
     1: "a CUDA call failed",
@@ -86,7 +86,7 @@ class _Agreement:
 
 
 agreement = _Agreement()
-forgets(agreement.forget)
+after_recovery(agreement.forget)
 
 
 def is_agreed(gpus: Sequence[str], carried: str, origin: Origin) -> bool:
@@ -331,7 +331,7 @@ class Watch:
 
     def finish(self) -> None:
         """At the end of the program: let the exchanges come to their end."""
-        deadline = time.monotonic() + FAREWELL_SECONDS
+        deadline = time.monotonic() + EXIT_SECONDS
         while self._flying and self.failure is None and time.monotonic() < deadline:
             time.sleep(0.001)
 
@@ -344,4 +344,4 @@ class Watch:
 
 
 WATCH = Watch()
-forgets(WATCH.forget)
+after_recovery(WATCH.forget)

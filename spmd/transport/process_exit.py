@@ -37,8 +37,8 @@ PATIENCE_UNDER_LOAD = 3
 INTERRUPTED = 130
 
 
-def _moment(seconds: float) -> float:
-    """A moment as it is on this machine, now; spmdrun has a measure of its own."""
+def _longer_under_load(seconds: float) -> float:
+    """A wait for other ranks, longer on an overloaded machine; spmdrun scales its own waits."""
     is_crowded = os.getloadavg()[0] > (os.cpu_count() or 1)
     return seconds * PATIENCE_UNDER_LOAD if is_crowded and not is_supervised() else seconds
 
@@ -91,9 +91,9 @@ class ExitHooks:
         if not isinstance(error, PeerError):
             for group in OPEN_GROUPS:
                 group.announce_failure(text)
-            time.sleep(_moment(MOMENT_FOR_PEERS))
+            time.sleep(_longer_under_load(MOMENT_FOR_PEERS))
         elif not is_supervised():
-            time.sleep(_moment(MOMENT_FOR_CAUSE))
+            time.sleep(_longer_under_load(MOMENT_FOR_CAUSE))
         self._end(INTERRUPTED if kind is KeyboardInterrupt else 1)
 
     def _end(self, code: int) -> None:
@@ -163,11 +163,11 @@ class ExitHooks:
         for group in OPEN_GROUPS:
             group.announce_exit(code)
         if code and not self._all_ranks_left():
-            # MPI's own end would wait for the others, and they may be waiting for us.
+            # MPI_Finalize would wait for the others, and they may be waiting for us.
             self._end(code)
 
     def _all_ranks_left(self) -> bool:
-        deadline = time.monotonic() + _moment(MOMENT_FOR_PEERS)
+        deadline = time.monotonic() + _longer_under_load(MOMENT_FOR_PEERS)
         while not self._comm.all_ranks_left():
             if time.monotonic() > deadline:
                 return False

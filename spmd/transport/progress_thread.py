@@ -19,10 +19,10 @@ from spmd.base.background import Worker
 from spmd.base.errors import SpmdError
 from spmd.base.fork import after_fork_in_child
 
-# How long a program that failed lets exchanges come to their end before it calls them off: ranks
-# that are well get theirs.
+# Seconds that a failed program lets exchanges finish before it cancels them, so that healthy ranks
+# get their data.
 GRACE_SECONDS = 2.0
-# Between two looks at the network, while no thread waits: a socket keeps data that comes meanwhile.
+# Seconds between two polls of the network while no thread waits: sockets buffer data meanwhile.
 PAUSE_SECONDS = 1e-4
 
 
@@ -52,7 +52,7 @@ class Request:
 
 
 class CalledOffError(SpmdError):
-    """The error of a transfer whose program has failed meanwhile."""
+    """The error of a transfer that was cancelled because its program failed."""
 
 
 class ProgressThread:
@@ -142,7 +142,7 @@ class ProgressThread:
                 self._awaited -= 1
 
     def pause(self) -> None:
-        """In the progress thread, between two looks whether data has moved: let others compute."""
+        """Sleep between two polls, in the progress thread, so that other threads compute."""
         if self._awaited:
             os.sched_yield()
         else:
@@ -166,7 +166,7 @@ class ProgressThread:
         self._error = None
 
     def check(self) -> None:
-        """In the progress thread, within an exchange: look around, raise if it is called off."""
+        """Poll watchers, in the progress thread, and raise if the exchange was cancelled."""
         if not self.is_here:
             return
         self._look()

@@ -1,4 +1,4 @@
-"""The world of this process: found out once, at the first question.
+"""The world of this process: determined once, at the first use.
 
 `world()` is the communicator of all ranks of the job. A process that was started alone gets a world
 of one without mpi4py being imported; one that was started as a rank gets MPI's, with hooks that end
@@ -152,7 +152,7 @@ def _join(found: Environment) -> Job:
     return Job(found, comm, local, of_host, mpi.COMM_WORLD, hooks)
 
 
-def go_on_as(made: Job) -> None:
+def replace_job(made: Job) -> None:
     """Replace this process's job by that of the ranks left."""
     with _current.lock:
         _current.job = made
@@ -163,7 +163,7 @@ def go_on_as(made: Job) -> None:
 _forget: list[Callable[[], None]] = []
 
 
-def forgets(call: Callable[[], None]) -> Callable[[], None]:
+def after_recovery(call: Callable[[], None]) -> Callable[[], None]:
     """Register a function to call when the job goes on with fewer ranks."""
     _forget.append(call)
     return call
@@ -171,7 +171,7 @@ def forgets(call: Callable[[], None]) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _waiting_for_the_others(found: Environment) -> Iterator[None]:
-    """Note for spmdrun that this rank has come: all wait here for one that does not."""
+    """Tell spmdrun that this rank is at the start, where all ranks wait for a missing one."""
     folder = os.environ.get(FOLDER)
     if not folder or not found.size:
         yield

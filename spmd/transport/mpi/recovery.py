@@ -126,7 +126,7 @@ def _take_over(mpi: Any, before: bootstrap.Job, left: Any, world: CheckedCommuni
     made = dataclasses.replace(
         before, world=now, base=left, local_rank=place[0], local_size=place[1]
     )
-    bootstrap.go_on_as(made)
+    bootstrap.replace_job(made)
     lost = [numbers[r] for r in range(old.size) if r not in members]
     FLIGHT.words[LOST] += len(lost)
     say(numbers[old.rank], f"goes on as rank {world.rank} of {size}, without {ranks_text(lost)}")

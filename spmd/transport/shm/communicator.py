@@ -65,7 +65,7 @@ from spmd.transport.single import SingleCommunicator
 # its part and a second step shares the parts: n times less arithmetic for one more meeting.
 REDUCE_PARTS_FROM_BYTES = 32 << 10
 
-# In such pieces: data should not leave the caches between one rank's write and another's read.
+# The chunk of a reduction: data stays in the caches between one rank's write and another's read.
 REDUCE_CHUNK_BYTES = 256 << 10
 
 # From this size on one copy by a system call costs less than two through the slots. If ranks share
@@ -117,7 +117,7 @@ def connect(
 
 CONNECT_GATHERS = 3
 
-# So long a process may take to count as dead after its memory is gone.
+# Seconds to wait until a process whose memory is gone shows as dead.
 DEATH_SECONDS = 5.0
 
 

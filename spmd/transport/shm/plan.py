@@ -180,7 +180,7 @@ class Sum:
 
 @record
 class Limits:
-    """Bytes of a slot, of a piece of a reduction, and from which on a reduction goes in parts.
+    """Bytes of a slot, of a chunk of a reduction, and from which a reduction is split over ranks.
 
     Blocks from `direct_from` on are read where they lie (0: none is), and buffers that are reduced
     from `direct_sum_from` on, in pieces.

@@ -26,7 +26,7 @@ from spmd.transport.communicator import ReduceOp
 from spmd.transport.flight_recorder import COLLECTIVE, FLIGHT
 from spmd.transport.origin import Origin
 from spmd.transport.progress_thread import PROGRESS
-from spmd.transport.world import forgets
+from spmd.transport.world import after_recovery
 
 # Each row of a collective that is not along the first dim is a call of its own.
 MOST_ROWS = 64
@@ -78,7 +78,7 @@ def is_agreed(origin: Origin) -> bool:
 
 # By the devices of all groups; every process asks for them in the same order.
 _groups: dict[Any, nccl.NcclGroup] = {}
-forgets(_groups.clear)
+after_recovery(_groups.clear)
 
 
 class RankExchange:
