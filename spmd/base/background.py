@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from spmd.base.fork import after_fork_in_child
@@ -40,6 +41,20 @@ def start_thread(
     except RuntimeError:  # there are as many threads as there may be, or the program ends
         return None
     return thread
+
+
+def wait_for_rest(
+    last_active: Callable[[], float], pause: Callable[[float], object], rest: float, most: float
+) -> None:
+    """Wait until a program has rested for `rest` seconds, for `most` seconds at the longest.
+
+    `last_active()` is the time of its last activity, by `time.monotonic`. `pause(seconds)` waits at
+    most so long, and returns whether to wait no longer.
+    """
+    now = time.monotonic()
+    latest = now + most
+    while (until := min(last_active() + rest, latest)) > now and not pause(until - now):
+        now = time.monotonic()
 
 
 class Worker:

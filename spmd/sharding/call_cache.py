@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from spmd.base.background import Worker, is_ending
+from spmd.base.background import Worker, is_ending, wait_for_rest
 from spmd.base.config import config
 from spmd.base.context import busy, state
 from spmd.base.record import record
@@ -59,10 +60,10 @@ hook = _Hook()
 _all: weakref.WeakSet[FastCalls] = weakref.WeakSet()
 _worker = Worker("spmd-closures")
 _is_wanted = threading.Event()  # a call waits for the preparation
-# The preparation begins when no program was made in so many looks, or after the most.
-LOOK_SECONDS = 0.01
-QUIET_LOOKS = 5
-MOST_LOOKS = 100
+# The preparation begins when no program was compiled for so long, or after the longest wait.
+REST_SECONDS = 0.05
+LONGEST_WAIT_SECONDS = 1.0
+POLL_SECONDS = 0.01
 
 
 def no_match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -89,7 +90,7 @@ class FastCalls:
         if calls == 1:
             preparation = hook.preparation()
             if preparation is not None:
-                _worker.submit(partial(_at_rest, preparation, gc.isenabled()))
+                _worker.submit(partial(_prepare_at_rest, preparation, not gc.isenabled()))
         elif calls == 2:
             _is_wanted.set()
             _worker.flush()
@@ -135,16 +136,24 @@ class FastCalls:
         return MISS
 
 
-def _at_rest(preparation: Callable[[], object], pauses: bool) -> None:
-    """Prepare between programs: two threads that need Python's lock delay each other.
+def _prepare_at_rest(preparation: Callable[[], object], is_paused: bool) -> None:
+    """Prepare between compiles: two threads that need Python's lock delay each other.
 
-    The collector `pauses` while a program is made, unless the user has stopped it anyway.
+    The garbage collector is off during a compile, which tells when one runs. If it `is_paused` for
+    another reason, the preparation begins at once.
     """
-    quiet = 0 if pauses else QUIET_LOOKS
-    for _ in range(MOST_LOOKS):
-        if quiet >= QUIET_LOOKS or is_ending() or _is_wanted.wait(LOOK_SECONDS):
-            break
-        quiet = quiet + 1 if gc.isenabled() else 0
+    if not is_paused:
+        active = time.monotonic()
+
+        def last_active() -> float:
+            nonlocal active
+            active = active if gc.isenabled() else time.monotonic()
+            return active
+
+        def pause(seconds: float) -> bool:
+            return is_ending() or _is_wanted.wait(min(seconds, POLL_SECONDS))
+
+        wait_for_rest(last_active, pause, REST_SECONDS, LONGEST_WAIT_SECONDS)
     preparation()
 
 

@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from spmd.base.background import Worker, is_ending, start_thread
+from spmd.base.background import Worker, is_ending, start_thread, wait_for_rest
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60
@@ -106,7 +107,7 @@ def test_a_forked_child_has_no_job_of_its_parent_and_a_thread_of_its_own(daemon:
 
 ENDS = """
 import threading, time
-from spmd.base.background import Worker, is_ending, start_thread
+from spmd.base.background import Worker, is_ending, start_thread, wait_for_rest
 
 def work():
     while not is_ending():
@@ -139,3 +140,32 @@ def test_no_other_module_starts_threads():
         if "threading.Thread(" in path.read_text(encoding="utf-8")
     ]
     assert found == OTHERS
+
+
+def test_wait_for_rest_returns_at_once_after_a_rest():
+    last_active = time.monotonic() - 1.0
+    wait_for_rest(lambda: last_active, lambda seconds: pytest.fail("it waits"), 0.5, 30.0)
+
+
+def test_wait_for_rest_waits_for_what_is_left_of_a_rest():
+    last_active, pauses = time.monotonic(), []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(seconds)
+
+    wait_for_rest(lambda: last_active, pause, 0.05, 30.0)
+    assert time.monotonic() >= last_active + 0.05
+    assert all(seconds <= 0.05 for seconds in pauses)
+
+
+def test_wait_for_rest_ends_when_a_pause_says_so():
+    pauses = []
+    wait_for_rest(time.monotonic, lambda seconds: pauses.append(seconds) or True, 10.0, 30.0)
+    assert len(pauses) == 1
+
+
+def test_wait_for_rest_ends_after_the_longest_wait():
+    began = time.monotonic()
+    wait_for_rest(time.monotonic, time.sleep, 10.0, 0.05)
+    assert 0.05 <= time.monotonic() - began < 10.0

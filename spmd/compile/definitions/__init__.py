@@ -4,3 +4,12 @@ The one idea: a GPU that waits for the host loses more than a longer program cos
 first pass writes the definition in the place of an equation that the host would compute; on CPUs
 the library that the primitive's `impl` calls is the faster way.
 """
+
+# Special functions that are series and fractions, by the names of their primitives. `pipeline.py`
+# reads this in every program, so it must not import the functions. Hypergeometric series are not
+# here: their `impl` chooses steps by the values of all elements.
+SERIES = frozenset(
+    "bessel_i0e bessel_i1e bessel_over_power cosine_integral dawsn erfcx exp1 expi expn fresnel_c "
+    "fresnel_s igamma igamma_grad_a igammac owens_t polygamma random_gamma_grad "
+    "regularized_incomplete_beta sine_integral spence zeta".split()
+)

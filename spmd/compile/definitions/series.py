@@ -11,49 +11,27 @@ from typing import Any
 
 import numpy as np
 
+from spmd.compile.definitions import SERIES
 from spmd.compile.definitions.table import defines, write_definitions
 from spmd.core.aval import typeof
 from spmd.core.ir import ClosedJaxpr, Eqn
 from spmd.core.primitive import Primitive
 from spmd.core.structural import broadcast_in_dim
-from spmd.lax import arithmetic, elementwise
+from spmd.lax import (
+    arithmetic,
+    elementwise,
+    special,
+    special_beta,
+    special_integrals,
+    special_oscillating,
+)
 from spmd.lax.array import full_like
 from spmd.lax.control_while import while_loop
 from spmd.lax.convert import bitcast_convert_type
 from spmd.lax.logic import bitwise_and, eq, lt, ne, select
 from spmd.lax.reduce import reduce_or
-from spmd.lax.special import (
-    igamma_grad_a_p,
-    igamma_p,
-    igammac_p,
-    polygamma_p,
-    random_gamma_grad_p,
-    zeta_p,
-)
-from spmd.lax.special_beta import (
-    bessel_i0e_p,
-    bessel_i1e_p,
-    bessel_over_power_p,
-    regularized_incomplete_beta_p,
-)
-from spmd.lax.special_integrals import dawsn_p, exp1_p, expi_p, expn_p, spence_p
-from spmd.lax.special_oscillating import (
-    cosine_integral_p,
-    erfcx_p,
-    fresnel_c_p,
-    fresnel_s_p,
-    owens_t_p,
-    sine_integral_p,
-)
 
-# Hypergeometric series are not here: their `impl` chooses steps by the values of all elements.
-_PRIMITIVES = (
-    bessel_i0e_p, bessel_i1e_p, bessel_over_power_p, cosine_integral_p, dawsn_p, erfcx_p, exp1_p,
-    expi_p, expn_p, fresnel_c_p, fresnel_s_p, igamma_grad_a_p, igamma_p, igammac_p, owens_t_p,
-    polygamma_p, random_gamma_grad_p, regularized_incomplete_beta_p, sine_integral_p, spence_p,
-    zeta_p,
-)  # fmt: skip
-SERIES = frozenset(prim.name for prim in _PRIMITIVES)
+_MODULES = (special, special_beta, special_integrals, special_oscillating)
 
 # Below so many elements NumPy is done before the program is compiled: 4,096 take it about 1 ms.
 LEAST = 4096
@@ -170,5 +148,6 @@ def _definition(prim: Primitive) -> Callable[..., Any]:
     return values
 
 
-for _prim in _PRIMITIVES:
-    defines(_prim.name)(_definition(_prim))
+for _name in sorted(SERIES):
+    (_prim,) = {prim for module in _MODULES if (prim := vars(module).get(f"{_name}_p"))}
+    defines(_name)(_definition(_prim))

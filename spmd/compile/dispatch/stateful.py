@@ -17,8 +17,10 @@ from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.dispatch.stages import other_arguments
 from spmd.core.mutable.cells import (
     Cell,
+    Kinds,
+    call_on_values,
     cell_of,
-    held,
+    kinds_of,
     put_back,
     put_cells,
     read,
@@ -64,44 +66,38 @@ class StatefulCalls:
     ) -> Any:
         """`use(pure, mine, closed, others)`: a pure function, and what it is called with."""
         cells, others = take_cells(split.leaves)
-        places, mine = [*cells], [*cells.values()]
-        names = self.signature.leaf_names(args, kwargs)
-        self._check_alone(mine, [names[k] for k in places])
+        kinds, mine = kinds_of(cells), [*cells.values()]
+        leaf_names = self.signature.leaf_names(args, kwargs)
+        names = [leaf_names[k] for k in cells]
+        self._check_alone(mine, names)
 
         def attempt(found: list[Cell]) -> Any:
             closed = [*self._closed, *found]
-            self._check_not_closed(mine, [names[k] for k in places], closed)
-            out = use(self._pure_of(split, places, mine, closed), mine, closed, others)
+            self._check_not_closed(mine, names, closed)
+            out = use(self._pure_of(split, kinds, closed), mine, closed, others)
             self._closed = closed
             return out
 
         return with_cells(attempt)
 
-    def _pure_of(
-        self, split: Split, places: Sequence[int], mine: Sequence[Cell], closed: list[Cell]
-    ) -> Callable[..., Any]:
-        key = (split.tree, tuple(places), split.static_key, tuple(map(id, closed)))
-        kinds = tuple((type(c), c.aval) for c in mine)
-        found = self._pure.get((key, kinds))
+    def _pure_of(self, split: Split, kinds: Kinds, closed: list[Cell]) -> Callable[..., Any]:
+        key = (split.tree, tuple(kinds.items()), split.static_key, tuple(map(id, closed)))
+        found = self._pure.get(key)
         if found is None:
-            run = self._written(split, places, kinds, closed)
+            run = self._written(split, kinds, closed)
             run.__name__ = self.signature.name
-            found = self._pure[key, kinds] = self.jit(run)
+            found = self._pure[key] = self.jit(run)
         return found
 
-    def _written(
-        self, split: Split, places: Sequence[int], kinds: Sequence[Any], closed: list[Cell]
-    ) -> Callable[..., Any]:
+    def _written(self, split: Split, kinds: Kinds, closed: list[Cell]) -> Callable[..., Any]:
         parts = Split([], split.tree, split.static_args, split.static_kwargs)
 
-        def run(values: list[Any], closed_values: list[Any], others: list[Any]) -> Any:
-            inner = [k.holding(x, aval) for (k, aval), x in zip(kinds, values, strict=True)]
-            shown = [cell.shown for cell in inner]
-            leaves = put_cells(dict(zip(places, shown, strict=True)), others)
+        def call(leaves: list[Any]) -> Any:
             args, kwargs = self.signature.join(parts, leaves)
-            with held(closed, closed_values):
-                out = self.fun(*args, **kwargs)
-                return out, values_of(inner), values_of(closed)
+            return self.fun(*args, **kwargs)
+
+        def run(values: list[Any], closed_values: list[Any], others: list[Any]) -> Any:
+            return call_on_values(call, kinds, values, others, closed, closed_values)
 
         return run
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from spmd.base.config import config
 from spmd.base.record import field, record
+from spmd.compile.definitions import SERIES
 from spmd.compile.lazy import series
 from spmd.compile.passes.combine_psums import bucket_psums, combine_psums
 from spmd.compile.passes.fuse_epilogues import fuse_epilogues
@@ -29,13 +30,6 @@ from spmd.compile.passes.widen_small import widen_small
 from spmd.core.check import check_jaxpr
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewriting.equations import Pass
-
-# Special functions that are series and fractions.
-SERIES = frozenset(
-    "bessel_i0e bessel_i1e bessel_over_power cosine_integral dawsn erfcx exp1 expi expn fresnel_c "
-    "fresnel_s igamma igamma_grad_a igammac owens_t polygamma random_gamma_grad "
-    "regularized_incomplete_beta sine_integral spence zeta".split()
-)
 
 
 def write_series(closed: ClosedJaxpr) -> ClosedJaxpr:

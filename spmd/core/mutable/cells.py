@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -268,6 +267,36 @@ def put_cells(cells: Mapping[int, Any], others: Sequence[Any]) -> list[Any]:
     return leaves
 
 
+# By the position of each cell among leaves, its class and its type.
+Kinds: TypeAlias = Mapping[int, tuple[type[Cell], Any]]
+
+
+def kinds_of(cells: Mapping[int, Cell]) -> Kinds:
+    """The class and the type of each cell, by its position."""
+    return {k: (type(cell), cell.aval) for k, cell in cells.items()}
+
+
+def call_on_values(
+    f: Callable[[list[Any]], R],
+    kinds: Kinds,
+    values: Sequence[Any],
+    others: Sequence[Any],
+    outside: Sequence[Cell],
+    outside_values: Sequence[Any],
+) -> tuple[R, list[Any], list[Any]]:
+    """`f(leaves)` on new cells that hold `values`, while cells from outside hold other values.
+
+    `kinds` describes the new cells, `others` are the leaves beside them.
+    Returns the result, the last values of the new cells, and those of the cells from outside.
+    """
+    new = {
+        k: kind.holding(x, aval) for (k, (kind, aval)), x in zip(kinds.items(), values, strict=True)
+    }
+    with held(outside, outside_values):
+        out = f(put_cells({k: cell.shown for k, cell in new.items()}, others))
+        return out, values_of([*new.values()]), values_of(outside)
+
+
 def pure_of_cells(
     f: Callable[..., Sequence[Any]],
     leaves: Sequence[Any],
@@ -278,12 +307,9 @@ def pure_of_cells(
     `pure` takes values in place of the cells among `leaves`, and returns what is left in those that
     `f` wrote to, behind its results: first in those given, then in those from outside.
     """
-    cells, _ = take_cells(leaves)
-    flat: list[Any] = []
-    trees: dict[int, Any] = {}
-    for k, x in enumerate(leaves):
-        parts, trees[k] = tree_flatten(read(cells[k])) if k in cells else ([x], None)
-        flat += parts
+    cells, others = take_cells(leaves)
+    kinds, values = kinds_of(cells), values_of([*cells.values()])
+    flat, tree = tree_flatten(put_cells(dict(zip(cells, values, strict=True)), others))
 
     def attempt(outside: list[Cell]) -> R:
         if not cells and not outside:
@@ -291,19 +317,13 @@ def pure_of_cells(
         before = values_of(outside)
 
         def pure(*xs: Any) -> list[Any]:
-            rest = iter(xs)
-            first, inner, given = [], [], []
-            for k, tree in trees.items():
-                if tree is None:
-                    given.append(next(rest))
-                    continue
-                first.append(tree_unflatten(tree, [*islice(rest, tree.num_leaves)]))
-                inner.append(type(cells[k]).holding(first[-1], cells[k].aval))
-                given.append(inner[-1].shown)
-            with held(outside, before):
-                outs = f(*given)
-                after = values_of([*inner, *outside])
-            pairs = zip([*first, *before], after, strict=True)
+            given = tree_unflatten(tree, xs)
+            first = [given[k] for k in cells]
+            rest = [x for k, x in enumerate(given) if k not in cells]
+            outs, after, outside_after = call_on_values(
+                lambda leaves: f(*leaves), kinds, first, rest, outside, before
+            )
+            pairs = zip([*first, *before], [*after, *outside_after], strict=True)
             return [*outs, *(part for old, new in pairs for part in _changed(old, new))]
 
         return stage(pure, flat)

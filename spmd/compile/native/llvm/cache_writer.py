@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from spmd.base.background import Worker
+from spmd.base.background import Worker, is_ending, wait_for_rest
 from spmd.base.fork import after_fork_in_child
 
 # Entries are written when there was no request for so long: a program that is compiled reads
@@ -82,13 +82,12 @@ class CacheWriter:
 
     def _write_at_rest(self) -> None:
         """Write when nothing was requested for a while, or when the program has ended."""
-        now = time.monotonic()
-        latest = now + LONGEST_WAIT_SECONDS
         program = threading.main_thread()
-        while self._waiting and program.is_alive():
-            until = min(self._changed + REST_SECONDS, latest)
-            if until <= now:
-                break
-            program.join(until - now)
-            now = time.monotonic()
+
+        def pause(seconds: float) -> bool:
+            program.join(seconds)
+            return is_ending() or not self._waiting
+
+        if self._waiting and not is_ending():
+            wait_for_rest(lambda: self._changed, pause, REST_SECONDS, LONGEST_WAIT_SECONDS)
         self.flush()
