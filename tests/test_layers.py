@@ -27,7 +27,7 @@ FLOORS = (
     "transport",
     "core.aval core.ir core.primitive core.check",
     "core.axis core.trace core.mutable core.explicit core.stage",
-    "core.structural core.rewrite core.rewriting",
+    "core.structural core.rewrite core.rewriting core.trace_once",
     "core.jvp core.linearize core.transpose core.vmap core.custom_common core.custom "
     "core.custom_vjp core.jet core.linear_call core.remat core.call core.argument_names",
     "core",

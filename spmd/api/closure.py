@@ -18,6 +18,7 @@ from spmd.core.ir import Jaxpr
 from spmd.core.rewrite import eval_jaxpr
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.trace import Tracer
+from spmd.core.trace_once import trace_once
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,7 +48,12 @@ def closure_convert(
     check_arrays(f"closure_convert({function_name(fun)})", leaf_names(fun, example_args), flat)
     avals = [typeof(x) for x in flat]
     flat_f = FlatFunction(fun, in_tree)
-    closed = trace_to_jaxpr(flat_f, avals, debug_info(fun, example_args))
+
+    def flat_with_tree(*xs: Any) -> tuple[list[Any], Any]:
+        return flat_f(*xs), flat_f.out_tree
+
+    key = "closure_convert", in_tree
+    closed, out_tree = trace_once(fun, key, flat_with_tree, avals, debug_info(fun, example_args))
     moves = [isinstance(c, Tracer) and is_inexact(typeof(c).dtype) for c in closed.consts]
     hoisted = [c for c, m in zip(closed.consts, moves, strict=True) if m]
 
@@ -63,7 +69,7 @@ def closure_convert(
             )
         given = iter(args[count:])
         consts = [next(given) if m else c for c, m in zip(closed.consts, moves, strict=True)]
-        return flat_f.value(eval_jaxpr(closed.jaxpr, consts, *leaves))
+        return tree_unflatten(out_tree, eval_jaxpr(closed.jaxpr, consts, *leaves))
 
     return converted, hoisted
 

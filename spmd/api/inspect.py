@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,21 +25,22 @@ from spmd.base.dtypes import canonical
 from spmd.base.errors import DtypeError, PytreeError
 from spmd.base.source import current_source
 from spmd.base.tree import (
+    TreeDef,
     tree_flatten,
     tree_leaves,
     tree_map,
     tree_unflatten,
 )
 from spmd.base.util import api_boundary, function_name, wraps
-from spmd.compile.dispatch.jit import JitFunction
+from spmd.compile.dispatch.jit import Entry, JitFunction
 from spmd.compile.dispatch.stages import describe
 from spmd.core.argument_names import (
     debug_info,
 )
-from spmd.core.aval import ShapedArray, is_arraylike, typeof
+from spmd.core.aval import ShapedArray, ShapeDtypeStruct, is_arraylike, typeof
 from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.mutable.cells import Cell, pure_of_cells
+from spmd.core.mutable.cells import Cell, TouchedCells, cell_of, pure_of_cells
 from spmd.core.primitive import Linear
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.trace import Tracer
@@ -100,28 +102,86 @@ def jaxpr_maker(
     @api_boundary
     @wraps(fun)
     def jaxpr_of(*args: Any, **kwargs: Any) -> Any:
-        fixed = {k % len(args) for k in static}
-        dynamic = tuple(k for k in range(len(args)) if k not in fixed)
-        given = tuple(args[k] for k in dynamic)
-
-        def f(*some: Any, **named: Any) -> Any:
-            return partial_of(fun, dynamic, args, named)(*some)
-
-        flat, in_tree = tree_flatten((given, kwargs))
-        flat_f = FlatFunction(f if fixed else fun, in_tree)
-        debug = debug_info(fun, given, kwargs)
         with extend_axes(_axis_frames(axis_env)):
-            closed = pure_of_cells(
-                flat_f,
-                flat,
-                lambda f, xs: trace_to_jaxpr(f, [_aval_like(x) for x in xs], debug, keeps_arrays),
-            )
+            entry = _staged_call(fun, args, kwargs, static, keeps_arrays)
+            if entry is not None:
+                closed, tree = entry.closed, entry.out_tree
+            else:
+                closed, tree = _with_cells_as_values(fun, args, kwargs, static, keeps_arrays)
         if not return_shape:
             return closed
-        return closed, flat_f.value([describe(a) for a in closed.out_avals])
+        # The last values of mutable arrays are behind the results.
+        return closed, tree.unflatten([describe(a) for a in closed.out_avals[: tree.num_leaves]])
 
     jaxpr_of.__name__ = f"make_jaxpr({function_name(fun)})"
     return jaxpr_of
+
+
+def _staged_call(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    static: Sequence[int] = (),
+    keeps_arrays: bool = False,
+) -> Entry | None:
+    """The trace of a call of `jit(fun)`, made once for one kind of call; None for mutable arrays.
+
+    Arguments are arrays, or anything with a shape and a dtype.
+    """
+    try:
+        hash(fun)
+    except TypeError:  # an object that equals others by its values; kept for this call only
+        fun = partial(fun)
+    jitted = JitFunction(fun, static_argnums=static, keeps_arrays=keeps_arrays)
+    try:
+        return jitted.staged(args, kwargs, _as_struct)
+    except TouchedCells:
+        return None
+
+
+def _as_struct(x: Any) -> Any:
+    """An argument of which only the type counts."""
+    if is_arraylike(x) or not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        return x
+    if cell_of(x) is not None:
+        return x
+    sharding = getattr(x, "sharding", None)
+    return ShapeDtypeStruct(
+        x.shape,
+        canonical(x.dtype),
+        weak_type=getattr(x, "weak_type", False),
+        sharding=sharding if isinstance(sharding, NamedSharding) else None,
+    )
+
+
+def _with_cells_as_values(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    static: Sequence[int] = (),
+    keeps_arrays: bool = False,
+) -> tuple[ClosedJaxpr, TreeDef]:
+    """The jaxpr of a function that uses mutable arrays, and the structure of what it returns.
+
+    Their values are inputs, and outputs behind its own.
+    """
+    fixed = {k % len(args) for k in static}
+    dynamic = tuple(k for k in range(len(args)) if k not in fixed)
+    given = tuple(args[k] for k in dynamic)
+
+    def f(*some: Any, **named: Any) -> Any:
+        return partial_of(fun, dynamic, args, named)(*some)
+
+    flat, in_tree = tree_flatten((given, kwargs))
+    flat_f = FlatFunction(f if fixed else fun, in_tree)
+    debug = debug_info(fun, given, kwargs)
+    closed = pure_of_cells(
+        flat_f,
+        flat,
+        lambda f, xs: trace_to_jaxpr(f, [_aval_like(x) for x in xs], debug, keeps_arrays),
+    )
+    assert flat_f.out_tree is not None
+    return closed, flat_f.out_tree
 
 
 @api_boundary
@@ -136,16 +196,13 @@ def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     >>> spmd.eval_shape(lambda x: x @ x.T, spmd.ShapeDtypeStruct((3, 5), "float32"))
     ShapeDtypeStruct(shape=(3, 3), dtype=float32)
     """
-    flat, in_tree = tree_flatten((args, kwargs))
-    if isinstance(fun, JitFunction) and all(map(is_arraylike, flat)):
+    if isinstance(fun, JitFunction) and all(map(is_arraylike, tree_leaves((args, kwargs)))):
         return fun.eval_shape(*args, **kwargs)  # which knows what out_shardings say
-    flat_f = FlatFunction(fun, in_tree)
-    debug = debug_info(fun, args, kwargs)
-    closed = pure_of_cells(
-        flat_f, flat, lambda f, xs: trace_to_jaxpr(f, [_aval_like(x) for x in xs], debug)
-    )
-    avals = closed.out_avals
-    return flat_f.value([describe(a) for a in avals])
+    entry = _staged_call(fun, args, kwargs)
+    if entry is not None:
+        return entry.out_tree.unflatten([describe(a) for a in entry.closed.out_avals])
+    closed, tree = _with_cells_as_values(fun, args, kwargs)
+    return tree.unflatten([describe(a) for a in closed.out_avals[: tree.num_leaves]])
 
 
 def block_until_ready(x: T) -> T:

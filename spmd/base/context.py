@@ -25,6 +25,8 @@ class _State(threading.local):
         self.mesh: Any = None
         # Whether user code itself must cast values that need one type, such as a loop's carry.
         self.checks_varying = True
+        # How often traced code has depended on the mesh in scope, as for a spec without a mesh.
+        self.mesh_reads = 0
 
 
 # The trace that every thread starts with; core/trace.py puts its `EvalTrace` here.

@@ -121,6 +121,11 @@ class WeakCache:
         except TypeError:
             return self._strong.setdefault(id(function), (function, {}))[1]
 
+    def entries(self) -> list[Any]:
+        """The entries of all functions."""
+        found = [*self._weak.values(), *[known for _, known in self._strong.values()]]
+        return [entry for known in found for entry in known.values()]
+
     def clear(self) -> None:
         self._weak.clear()
         self._strong.clear()

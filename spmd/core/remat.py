@@ -43,8 +43,9 @@ from spmd.core.mutable.cells import (
 )
 from spmd.core.primitive import Primitive, Refused, Zero, linear
 from spmd.core.rewrite import close, dce, eval_closed, hoist_tracers, inline_calls, plain_call
-from spmd.core.stage import Debug, trace_to_jaxpr
+from spmd.core.stage import Debug
 from spmd.core.trace import EVAL, unchanged
+from spmd.core.trace_once import trace_once
 
 Policy = Callable[..., Any]
 P = ParamSpec("P")
@@ -262,36 +263,37 @@ def checkpoint(
         dynamic = [x for i, x in enumerate(args) if i not in fixed]
         flat, in_tree = tree_flatten((dynamic, moving))
         mine, flat = take_cells(flat)
-        trees = []
+        stays = [(i, type(x), x) for i, x in enumerate(args) if i in fixed]
+        key = "checkpoint", in_tree, len(args), *stays, *sorted(kept.items())
 
-        def run(*xs: Any) -> list[Any]:
+        def run(*xs: Any) -> tuple[list[Any], Any]:
             given, keywords = tree_unflatten(in_tree, put_cells(mine, xs))
             rest = iter(given)
             full = [x if i in fixed else next(rest) for i, x in enumerate(args)]
             leaves, tree = tree_flatten(fun(*full, **keywords, **kept))
             check_arrays(f"checkpoint({name})", [f"output {k}" for k in range(len(leaves))], leaves)
-            trees.append(tree)
-            return leaves
+            return leaves, tree
 
-        def bind(cells: list[Cell]) -> list[Any]:
+        def bind(cells: list[Cell]) -> Any:
             count = len(cells)
 
-            def whole(*xs: Any) -> list[Any]:
+            def whole(*xs: Any) -> tuple[list[Any], Any]:
                 with held(cells, xs[:count]):
-                    return [*run(*xs[count:]), *values_of(cells)]
+                    outs, tree = run(*xs[count:])
+                    return [*outs, *values_of(cells)], tree
 
             given = [*values_of(cells), *flat]
-            debug = Debug(name, (), function_source(fun))
-            closed = trace_to_jaxpr(whole, [typeof(x) for x in given], debug)
+            avals, debug = [typeof(x) for x in given], Debug(name, (), function_source(fun))
+            owner = None if cells or mine else fun  # a jaxpr does not say which cells it is for
+            closed, tree = trace_once(owner, key, whole, avals, debug)
             closed, consts = hoist_tracers(closed)
             how = {"policy": policy, "prevent_cse": prevent_cse, "name": name}
             outs = checkpoint_p.bind(*consts, *given, jaxpr=closed, **how)
             results, values = split_list(outs, [len(outs) - count])
             put_back(cells, values)
-            return results
+            return tree_unflatten(tree, results)
 
-        results = with_cells(bind)
-        return tree_unflatten(trees[-1], results)
+        return with_cells(bind)
 
     return wrapped
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import dis
-import functools
-import weakref
 from collections.abc import Callable, Sequence
-from types import CodeType, FunctionType
 from typing import Any
 
-from spmd.base.config import config
-from spmd.base.context import busy, state
 from spmd.base.dtypes import promote
 from spmd.base.errors import PytreeError, ShapeError, VaryingTypeError
-from spmd.base.record import record
 from spmd.base.source import current_source, is_called_by_user
 from spmd.base.tree import TreeDef, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 from spmd.base.util import function_name
@@ -22,17 +15,17 @@ from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import joined_sharding, match_type
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import close, eval_closed, hoist_tracers
-from spmd.core.stage import Debug, trace_to_jaxpr
+from spmd.core.stage import Debug
 from spmd.core.trace import Tracer
+from spmd.core.trace_once import trace_once
 from spmd.lax.convert import convert_element_type
 
 
 class Staged:
     """A function of pytrees as a jaxpr; values it closes over that are traced come in `consts`.
 
-    Outside of transformations a function is traced once for its operands' types, as by `jit`: the
-    jaxpr is kept as long as the function, and is not used if what its code names has been rebound.
-    Each `caller` has jaxprs of its own, as in JAX.
+    A function is traced once for its operands' types (`trace_once`). Each `caller` has jaxprs of
+    its own, as in JAX.
     """
 
     def __init__(
@@ -42,119 +35,20 @@ class Staged:
         avals: Sequence[ShapedArray],
         caller: str = "",
     ):
-        self.out_tree: TreeDef | None = None
         self.name = function_name(f)
+
+        def flat(*leaves: Any) -> tuple[list[Any], TreeDef]:
+            return tree_flatten(f(*tree_unflatten(in_tree, leaves)))
+
         # A function of ours around a user's is made anew for each call; the user's is not.
         owner, role = getattr(f, "stands_for", (f, ""))
-        kept, key = None, None
-        if not busy and _can_be_kept(owner) and not config.check_leaks:
-            kept = _kept.setdefault(owner, {})
-            key = caller, role, in_tree, tuple(avals), config.tracing, state.scope
-            found = kept.get(key)
-            if found is not None and found.names == _values_of_names(owner):
-                self.out_tree, self.closed, self.consts = found.out_tree, found.closed, []
-                return
-        touches: list[Any] = []
-
-        def flat(*leaves: Any) -> list[Any]:
-            trace = state.trace
-            outs, self.out_tree = tree_flatten(f(*tree_unflatten(in_tree, leaves)))
-            touches.append(trace.touches)
-            return outs
-
         debug = Debug(self.name, (), function_source(f))
-        closed = trace_to_jaxpr(flat, avals, debug)
+        closed, self.out_tree = trace_once(owner, (caller, role, in_tree), flat, avals, debug)
         self.closed, self.consts = hoist_tracers(closed)
-        # The value of a mutable array that the function has read may change.
-        if kept is not None and not self.consts and touches == [None]:
-            if len(kept) >= _MOST_KEPT:
-                kept.clear()
-            kept[key] = _Kept(self.closed, self.out_tree, _values_of_names(owner))
 
     @property
     def out_avals(self) -> list[ShapedArray]:
         return self.closed.out_avals
-
-
-@record(eq=False)
-class _Kept:
-    """The jaxpr of a function, and what the names in its code stood for."""
-
-    closed: ClosedJaxpr
-    out_tree: Any
-    names: tuple[_Same, ...]
-
-
-class _Same:
-    """An object that equals itself only.
-
-    It is not kept alive where that can be: a function that names itself would never be freed.
-    """
-
-    __slots__ = ("x",)
-
-    def __init__(self, x: Any):
-        try:
-            self.x = weakref.ref(x)  # one and the same for an object
-        except TypeError:
-            self.x = x
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.x is other.x
-
-
-_MOST_KEPT = 8
-_kept: weakref.WeakKeyDictionary[Any, dict[Any, _Kept]] = weakref.WeakKeyDictionary()
-_UNBOUND = _Same(object())
-
-
-def _can_be_kept(f: Any) -> bool:
-    """Whether it is a function, or an object with a `__call__` that equals itself only."""
-    kind = type(f)
-    if kind is FunctionType:
-        return True
-    plain = kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
-    return plain and type(kind.__call__) is FunctionType and hasattr(f, "__dict__")
-
-
-def _values_of_names(f: Any) -> tuple[_Same, ...]:
-    """The values of the outer variables that a function's code reads and does not write.
-
-    A function that counts its calls in such a variable does so when it is traced. Those of an
-    object with a `__call__` are also its attributes.
-    """
-    if type(f) is not FunctionType:
-        return *map(_Same, vars(f).values()), *_values_of_names(type(f).__call__)
-    read, written = _names_in(f.__code__)
-    cells = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
-    values = [_content(cell) for name, cell in cells if name not in written]
-    known = f.__globals__
-    values += [_Same(known[name]) for name in read if name in known]
-    return tuple(values)
-
-
-def _content(cell: Any) -> _Same:
-    try:
-        return _Same(cell.cell_contents)
-    except ValueError:  # not assigned yet
-        return _UNBOUND
-
-
-@functools.lru_cache(maxsize=1024)
-def _names_in(code: CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The names that code reads as globals, and those outside of it that it writes."""
-    written: set[str] = set()
-    read: set[str] = set()
-    left = [code]
-    while left:
-        inner = left.pop()
-        left += [part for part in inner.co_consts if isinstance(part, CodeType)]
-        for instruction in dis.get_instructions(inner):
-            if instruction.opname in ("STORE_DEREF", "DELETE_DEREF", "STORE_GLOBAL"):
-                written.add(instruction.argval)
-            elif instruction.opname == "LOAD_GLOBAL":
-                read.add(instruction.argval)
-    return tuple(sorted(read - written)), frozenset(written)
 
 
 def is_concrete(x: Any) -> bool:

@@ -35,7 +35,7 @@ from spmd.sharding.abstract_mesh import AbstractMesh
 from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import check_on_devices, layouts_of
-from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh, scope
+from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh
 from spmd.sharding.xla.layout import Format, without_layout
 
 
@@ -270,7 +270,7 @@ def prefix_key(shardings: Any) -> Any:
 
 def note_mesh_read() -> None:
     """Note that the code which is being traced depends on the mesh in scope."""
-    scope.reads += 1
+    state.mesh_reads += 1
 
 
 def _batch(axis: Any, operands: Any, at: Any, *, spec: PartitionSpec, **params: Any) -> Any:

@@ -19,7 +19,14 @@ from spmd.base.source import current_source
 from spmd.base.traceback_filter import simplify
 from spmd.base.tree import TreeDef, tree_flatten, tree_leaves, tree_unflatten
 from spmd.base.tree_nodes import spread_over_structure
-from spmd.base.util import MISS, WrappedSignature, function_name, handles, present_as
+from spmd.base.util import (
+    MISS,
+    WeakCache,
+    WrappedSignature,
+    function_name,
+    handles,
+    present_as,
+)
 from spmd.core.argument_names import (
     check_arrays,
     check_axes,
@@ -137,6 +144,26 @@ def stages_of(fun: Callable[..., Any], **options: Any) -> Any:
     return _stages[0](fun, **options)
 
 
+class _Shared:
+    """The traces that all maps of one function with the same options share."""
+
+    def __init__(self, axis_name: Any):
+        self.axis_name = AutoAxis() if axis_name is None else axis_name
+        self.traced: dict[Any, _Mapped] = {}
+        self.fast = FastCalls()
+
+
+# So that `pmap(f)(x)` in a loop compiles once, as `jit(f)(x)` does.
+_maps = WeakCache()
+
+
+def forget_maps() -> None:
+    """Forget everything that pmapped functions have traced and compiled."""
+    for shared in _maps.entries():
+        shared.traced.clear()
+        shared.fast.clear()
+
+
 class PmapFunction:
     """The result of `pmap`: call it with stacked arguments."""
 
@@ -144,11 +171,13 @@ class PmapFunction:
 
     def __init__(self, fun: Callable[..., Any], axis_name: Any, **options: Any):
         present_as(self, fun)
-        self.fun = fun
-        self.axis_name = AutoAxis() if axis_name is None else axis_name
-        self.options = options
-        self._traced: dict[Any, _Mapped] = {}
-        self._fast = FastCalls()
+        self.fun, self.options = fun, options
+        known = _maps.of(fun)
+        try:
+            shared = known.setdefault((axis_name, *options.values()), _Shared(axis_name))
+        except TypeError:  # a pytree of axes may be no key
+            shared = _Shared(axis_name)
+        self.axis_name, self._traced, self._fast = shared.axis_name, shared.traced, shared.fast
 
     @handles
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

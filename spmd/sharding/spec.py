@@ -442,7 +442,6 @@ class _Scope(threading.local):
         self.mesh: Mesh | None = None
         self.abstract: AbstractMesh | None = None
         self.outer: list[Mesh] = []  # of each `with mesh:`
-        self.reads = 0  # how often traced code has depended on it, as for a spec without a mesh
 
     def enter(
         self, mesh: Mesh | None, abstract: AbstractMesh | None = None, places: bool = False

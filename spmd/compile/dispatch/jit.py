@@ -49,6 +49,7 @@ from spmd.core.mutable.cells import Cell, TouchedCells, cell_of
 from spmd.core.rewrite import dce, drop_inputs, eval_closed, hoist_tracers, prune_consts
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
+from spmd.core.trace_once import forget_traces
 from spmd.sharding.array import Array, check_donated, note_place, warn_unusable
 from spmd.sharding.call_cache import FastCalls, compared, hook, no_match, noting_device
 from spmd.sharding.constraint import (
@@ -72,8 +73,8 @@ from spmd.sharding.operand_layouts import (
     stays_in_scope,
     strays,
 )
-from spmd.sharding.pmap import set_stages
-from spmd.sharding.spec import current_mesh, scope
+from spmd.sharding.pmap import forget_maps, set_stages
+from spmd.sharding.spec import current_mesh
 from spmd.transport import world
 from spmd.transport.flight_recorder import COMPILING, FLIGHT, TRACING
 
@@ -171,6 +172,7 @@ class JitFunction:
         out_shardings: Any = None,
         backend: str | None = None,
         compiler_options: dict[str, Any] | None = None,
+        keeps_arrays: bool = False,
     ):
         if isinstance(fun, staticmethod):
             raise ArgumentError(
@@ -186,7 +188,7 @@ class JitFunction:
             fun, "jit", static_argnums, static_argnames, donate_argnums, donate_argnames
         )
         self._inline = inline
-        self._keep_unused = keep_unused
+        self._keep_unused, self._keeps_arrays = keep_unused, keeps_arrays
         what = self._signature.what
         for name, given in ("in_shardings", in_shardings), ("out_shardings", out_shardings):
             check_placements(f"{what}: {name}", given)
@@ -204,7 +206,7 @@ class JitFunction:
         self._in_shardings, self._out_shardings = in_shardings, out_shardings
         shardings = prefix_key(in_shardings), prefix_key(out_shardings), self._only
         arguments = s.static_nums, s.static_names, s.donate_nums, s.donate_names
-        options = (*arguments, keep_unused, shardings)
+        options = (*arguments, keep_unused, shardings, keeps_arrays)
         known = _entries.of(fun)
         self._entries: dict[Any, Entry] = known.setdefault(("jit", options), {})
         # A closure knows nothing of a device that results shall be moved to.
@@ -416,12 +418,15 @@ class JitFunction:
         return entry.out_tree.unflatten(jit_p.bind(*given, **params))
 
     def _read(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        shown: Callable[[Any], Any] | None = None,
     ) -> tuple[Split, list[ShapedArray]]:
         """Split a call and read the avals of its leaves; raises the user's errors."""
         split = self._signature.split(args, kwargs)
         try:
-            return split, [typeof(x) for x in split.leaves]
+            return split, [typeof(x if shown is None else shown(x)) for x in split.leaves]
         except ArgumentError:
             cells = [cell for x in split.leaves if (cell := cell_of(x)) is not None]
             if cells:
@@ -487,8 +492,20 @@ class JitFunction:
     ) -> Entry:
         if config.log_compiles or "1" in config.debug:
             self._explain(split, avals, args, kwargs)
-        entry = self._entries[key] = self._trace(split, avals, args, kwargs)
+        entry = self._trace(split, avals, args, kwargs)
+        if not any(isinstance(c, Tracer) for c in entry.closed.consts):
+            self._entries[key] = entry
         return entry
+
+    def staged(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], shown: Callable[[Any], Any]
+    ) -> Entry:
+        """The entry of a call, for its jaxpr; raises `TouchedCells` if it uses mutable arrays.
+
+        `shown(leaf)` is what stands for a leaf of the arguments.
+        """
+        split, avals = self._read(args, kwargs, shown)
+        return self._traced(split, avals, args, kwargs)[0]
 
     def _trace(
         self,
@@ -499,7 +516,7 @@ class JitFunction:
     ) -> Entry:
         signature, fun = self._signature, self._fun
         signature.check_arity(args, kwargs)
-        before = scope.reads
+        before = state.mesh_reads
         trees: list[TreeDef] = []
         places: list[Sharding | None] = []
         ins = self._placed(split) if self._in_shardings is not None else []
@@ -519,7 +536,7 @@ class JitFunction:
         reads: list[Cell] = []
         debug = Debug(signature.name, names, signature.source, reads)
         with FLIGHT.phase(TRACING, "trace", signature.name), collector_paused():
-            closed = trace_to_jaxpr(flat, avals, debug)
+            closed = trace_to_jaxpr(flat, avals, debug, self._keeps_arrays)
         if reads:  # their values are no constants: they change between calls
             raise TouchedCells(signature.what, reads)
         return Entry(
@@ -528,7 +545,7 @@ class JitFunction:
             signature.donated(args, kwargs),
             tuple(places) or (None,) * len(closed.out_avals),
             tuple(ins) or (None,) * len(avals),
-            reads_mesh=scope.reads != before,
+            reads_mesh=state.mesh_reads != before,
         )
 
     def _placed(self, split: Split) -> list[Any]:
@@ -751,12 +768,16 @@ def _specialised(
 
 @world.after_recovery
 def clear_caches() -> None:
-    """Forget everything that any jitted function has traced and compiled.
+    """Forget everything that has been traced and compiled.
 
     >>> spmd.clear_caches()
     """
     for function in list(_instances):
         function.clear_cache()
+    for traced in _entries.entries():  # also of functions that no `jit` is left of
+        traced.clear()
+    forget_maps()
+    forget_traces()
 
 
 def _preparation() -> Callable[[], object] | None:
