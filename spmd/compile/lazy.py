@@ -44,6 +44,7 @@ process_program = Deferred("spmd.compile.executable.process_program")
 unasked = Deferred("spmd.partition.unasked")
 lowering = Deferred("spmd.compile.lower.lowering")
 series = Deferred("spmd.compile.definitions.series")
+small_matrices = Deferred("spmd.compile.definitions.small_matrices")
 pipeline = Deferred("spmd.compile.passes.pipeline")
 widen_small = Deferred("spmd.compile.passes.widen_small")
 

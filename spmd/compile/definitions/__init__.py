@@ -2,7 +2,7 @@
 
 The one idea: a GPU that waits for the host loses more than a longer program costs it. So there the
 first pass writes the definition in the place of an equation that the host would compute; on CPUs
-the library that the primitive's `impl` calls is the faster way.
+the library that the primitive's `impl` calls is the faster way, but for the two families below.
 """
 
 # Special functions that are series and fractions, by the names of their primitives. `pipeline.py`
@@ -13,3 +13,6 @@ SERIES = frozenset(
     "fresnel_s igamma igamma_grad_a igammac owens_t polygamma random_gamma_grad "
     "regularized_incomplete_beta sine_integral spence zeta".split()
 )
+
+# Factorizations of which stacks of small matrices have a program.
+OF_SMALL_MATRICES = frozenset("cholesky lu qr solve triangular_solve".split())

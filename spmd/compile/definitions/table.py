@@ -1,4 +1,4 @@
-"""The table of definitions, and the pass that writes them.
+"""Tables of definitions, and the pass that writes those of one.
 
 A definition is a function of traced operands and the primitive's parameters, which returns its
 result, or a list of them. It is traced once for each kind of operands.
@@ -21,7 +21,10 @@ from spmd.core.stage import trace_to_jaxpr
 Definition: TypeAlias = Callable[..., Any]
 Condition: TypeAlias = Callable[[Sequence[ShapedArray]], bool]
 
-_TABLE: dict[str, tuple[Definition, Condition]] = {}
+Table: TypeAlias = dict[str, tuple[Definition, Condition]]
+
+# The definitions of platforms on which the host can't help.
+TABLE: Table = {}
 
 
 def always(avals: Sequence[ShapedArray]) -> bool:
@@ -39,49 +42,56 @@ def is_bool(avals: Sequence[ShapedArray]) -> bool:
     return dtypes.is_bool(avals[0].dtype)
 
 
-def defines(*names: str, when: Condition = always) -> Callable[[Definition], Definition]:
+def defines(
+    *names: str, when: Condition = always, table: Table = TABLE
+) -> Callable[[Definition], Definition]:
     """A decorator: the definition of the primitives of these names, for such operands."""
 
     def declare(function: Definition) -> Definition:
-        _TABLE.update(dict.fromkeys(names, (function, when)))
+        table.update(dict.fromkeys(names, (function, when)))
         return function
 
     return declare
 
 
 def write_definitions(
-    closed: ClosedJaxpr, chosen: Callable[[Eqn], bool] = lambda eqn: True
+    closed: ClosedJaxpr,
+    chosen: Callable[[Eqn], bool] = lambda eqn: True,
+    table: Table = TABLE,
 ) -> ClosedJaxpr:
     """Write definitions in the place of equations that have one, in calls and loops too.
 
     Equations that are not `chosen` stay.
     """
-    if _TABLE.keys().isdisjoint(closed.jaxpr.primitives):
+    if table.keys().isdisjoint(closed.jaxpr.primitives):
         return closed
     writer = start(closed)
-    _Writer(writer, chosen).run(closed.jaxpr)
+    _Writer(writer, chosen, table).run(closed.jaxpr)
     return finish(writer, closed)
 
 
 class _Writer(Walk):
-    def __init__(self, writer: Any, chosen: Callable[[Eqn], bool]):
+    def __init__(self, writer: Any, chosen: Callable[[Eqn], bool], table: Table):
         super().__init__(writer)
-        self.chosen = chosen
+        self.chosen, self.table = chosen, table
 
     def replaces(self, eqn: Eqn, ins: tuple[Atom, ...], source: Source) -> bool:
         """Write the definition of an equation."""
-        body = definition_of(eqn) if self.chosen(eqn) else None
+        body = definition_of(eqn, self.table) if self.chosen(eqn) else None
         if body is not None:
             self.call(body, eqn, ins, source)
         return body is not None
 
     def params_of(self, eqn: Eqn) -> dict[str, Any]:
-        return map_subjaxprs(eqn, lambda inner: write_definitions(inner, self.chosen))
+        def write(inner: ClosedJaxpr) -> ClosedJaxpr:
+            return write_definitions(inner, self.chosen, self.table)
+
+        return map_subjaxprs(eqn, write)
 
 
-def definition_of(eqn: Eqn) -> ClosedJaxpr | None:
+def definition_of(eqn: Eqn, table: Table = TABLE) -> ClosedJaxpr | None:
     """The jaxpr that defines an equation; None if there is none for its operands."""
-    found = _TABLE.get(eqn.prim.name)
+    found = table.get(eqn.prim.name)
     avals = tuple([atom.aval for atom in eqn.invars])
     if found is None or not found[1](avals):
         return None

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from spmd.base.config import config
 from spmd.base.record import field, record
-from spmd.compile.definitions import SERIES
-from spmd.compile.lazy import series
+from spmd.compile.definitions import OF_SMALL_MATRICES, SERIES
+from spmd.compile.lazy import series, small_matrices
 from spmd.compile.passes.combine_psums import bucket_psums, combine_psums
 from spmd.compile.passes.fuse_epilogues import fuse_epilogues
 from spmd.compile.passes.fusion.fuse import fuse
@@ -37,10 +37,16 @@ def write_series(closed: ClosedJaxpr) -> ClosedJaxpr:
     return series.write_series(closed)
 
 
+def write_small_matrices(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Write factorizations of many small matrices as programs, which take all of them at once."""
+    return small_matrices.write_small_matrices(closed)
+
+
 # Partitioning over a mesh has its place between `simplify` and `fuse`: it needs to see single
 # operations, and its additions should be fused.
 PASSES: tuple[Pass, ...] = (
     write_series,  # special functions of many elements are loops and fused kernels
+    write_small_matrices,  # factorizations of many small matrices run along the stack
     inline_calls,  # nothing below needs to look inside a call
     widen_small,  # operations on float8 and int4 compute in wider dtypes
     hoist_invariants,  # loop-invariant code motion
@@ -58,6 +64,7 @@ PASSES: tuple[Pass, ...] = (
 # A program without any of these primitives has nothing for the pass.
 WORKS_ON: dict[Pass, frozenset[str]] = {
     write_series: SERIES,
+    write_small_matrices: OF_SMALL_MATRICES,
     hoist_invariants: frozenset(("scan", "while")),
     hoist_matmuls: frozenset(("scan",)),
     thin_stacks: frozenset(("scan",)),
@@ -67,6 +74,7 @@ WORKS_ON: dict[Pass, frozenset[str]] = {
 # For programs over a mesh that spans processes, or over GPUs.
 PASSES_ACROSS: tuple[Pass, ...] = (
     write_series,
+    write_small_matrices,
     inline_calls,
     widen_small,
     hoist_invariants,
