@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.config import config
 from spmd.base.device import Device, MemorySpace, default_device, process_index
 from spmd.base.dtypes import canonical
 from spmd.base.errors import ArgumentError, ShapeError, ShardingError
@@ -20,7 +21,7 @@ from spmd.base.tree import (
     tree_map,
     tree_unflatten,
 )
-from spmd.compile.lazy import cuda_backend, redistribute
+from spmd.compile.lazy import cuda_backend, redistribute, replicas
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import hooks
@@ -44,6 +45,7 @@ from spmd.sharding.named import NamedSharding, PmapSharding, Sharding, SingleDev
 from spmd.sharding.operand_layouts import guards_moves, spec_over
 from spmd.sharding.spec import Mesh, PartitionSpec
 from spmd.sharding.xla.layout import Format, Layout, without_layout
+from spmd.transport import world
 
 
 def device_put(
@@ -140,6 +142,10 @@ def _put(name: str, x: Any, place: Any) -> Any:
         moved = _moved(x, place)
         if moved is not None:
             return moved
+        if "collectives" in config.debug and not place.is_fully_addressable:
+            whole = replicas.Leaf(name, {"": [("", to_numpy(x))]})
+            what = f"{current_source()}: device_put"
+            replicas.compare(world.world(), [whole], what, replicas.HOST_VALUES)
         return shard_value(to_numpy(x), aval, place, process_index())
     advice = "; a NamedSharding says how to split over it" if isinstance(place, Mesh) else ""
     raise ArgumentError(

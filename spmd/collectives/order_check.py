@@ -16,7 +16,7 @@ from spmd.base.errors import CollectiveError
 from spmd.base.record import field, record, replace
 from spmd.base.source import Source
 from spmd.core.aval import ShapedArray
-from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var, subjaxprs
+from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Names, Var, format_eqn, subjaxprs
 from spmd.transport.call_signature import digest_of, ranks_text
 from spmd.transport.checked import CheckedCommunicator
 from spmd.transport.origin import Origin
@@ -141,7 +141,9 @@ class Schedule:
     """A rank's description of a program: text only, so that it can travel.
 
     `entries` are the collectives that the user wrote, `exchanges` those of the compiler;
-    `arguments` are names and types, as one device sees them.
+    `arguments` are names and types, as one device sees them. Of a program that the compiler made
+    of one for one device, `code` stands for all equations; `equations` are their lines and sources,
+    for readers.
     """
 
     name: str
@@ -150,6 +152,8 @@ class Schedule:
     arguments: tuple[tuple[str, str], ...]
     entries: tuple[Entry, ...]
     exchanges: tuple[Entry, ...]
+    code: str = ""
+    equations: tuple[tuple[str, str], ...] = ()
 
     @property
     def program(self) -> str:
@@ -160,7 +164,13 @@ class Schedule:
     def law(self) -> str:
         """The text that must be the same on all ranks."""
         shapes = [aval for _, aval in self.arguments]
-        return "\n".join([self.mesh, *shapes, *map(repr, self.entries), *map(repr, self.exchanges)])
+        exchanged = [*map(repr, self.entries), *map(repr, self.exchanges)]
+        return "\n".join([self.mesh, self.code, *shapes, *exchanged])
+
+    @property
+    def texts(self) -> Any:
+        """All that errors may show of it and ranks must agree about."""
+        return replace(self, code="").law, [text for text, _ in self.equations]
 
     @property
     def digest(self) -> int:
@@ -208,6 +218,32 @@ def order_of(
     return schedule, origins
 
 
+def needed(whole: ClosedJaxpr) -> ClosedJaxpr:
+    """The equations that the results depend on: others, such as prints, may be one rank's own."""
+    jaxpr = whole.jaxpr
+    read: set[Any] = {v for v in jaxpr.outvars if isinstance(v, Var)}
+    found = []
+    for eqn in reversed(jaxpr.eqns):
+        if not read.isdisjoint(eqn.outvars):
+            found.append(eqn)
+            read.update(v for v in eqn.invars if isinstance(v, Var))
+    return ClosedJaxpr(jaxpr.replace(eqns=found[::-1]), whole.consts)
+
+
+def with_equations(schedule: Schedule, whole: ClosedJaxpr) -> Schedule:
+    """The schedule with the lines of the program for one device that the compiler made it of."""
+    jaxpr, names = needed(whole).jaxpr, Names()
+    for var in (*jaxpr.constvars, *jaxpr.invars):
+        names(var)
+    lines = [
+        (line, eqn.source.short)
+        for eqn in jaxpr.eqns
+        for line in format_eqn(eqn, names).split("\n")
+    ]
+    results = f"in ({', '.join(map(names, jaxpr.outvars))})"
+    return replace(schedule, equations=(*lines, (results, schedule.caller)))
+
+
 def _argument_names(jaxpr: Jaxpr, arguments: Sequence[str]) -> dict[Any, str]:
     """The variables that are made of one argument alone, with the argument's name."""
     last = jaxpr.invars[len(jaxpr.invars) - len(arguments) :]
@@ -250,10 +286,17 @@ def _named(
     return tuple(named)
 
 
-def agree(world: CheckedCommunicator, schedule: Schedule) -> None:
-    """Compare a program with the other ranks'; a difference raises the same error on all."""
+def agree(world: CheckedCommunicator, schedule: Schedule, whole: ClosedJaxpr | None = None) -> None:
+    """Compare a program with the other ranks'; a difference raises the same error on all.
+
+    `whole` is the program for one device that the compiler made it of, if it did.
+    """
     if not world.compare(schedule.digest, Origin(program=schedule.program)):
-        raise difference(world.all_gather_object(schedule))
+        told = schedule if whole is None else with_equations(schedule, whole)
+        schedules = world.all_gather_object(told)
+        # A code may differ in what no text shows, such as the order of a set: no error of the user.
+        if any(s.law != told.law and s.texts != told.texts for s in schedules):
+            raise difference(schedules)
 
 
 # ---- differences -------------------------------------------------------------------------------
@@ -288,6 +331,11 @@ def difference(schedules: Sequence[Schedule]) -> CollectiveError:
         "Every rank must trace the same program: look for `if rank == ...`, sets or unordered "
         "files that order the calls, and arguments whose shapes depend on the rank's data."
     )
+    if found[0].startswith("line "):
+        advice += (
+            " What a rank knows alone is a constant of its program: pass it as an argument, or ask "
+            "lax.axis_index."
+        )
     if _differ_in_layout(first):
         advice += " Lay an argument out alike on all ranks: device_put(x, sharding)."
     return CollectiveError(f"{head}\n{shown}\n{advice}{more}", diff)
@@ -305,6 +353,7 @@ def _findings(groups: list[list[int]], first: list[Schedule]) -> Iterator[str]:
     if not users:
         for text in _entry_findings(groups, [s.exchanges for s in first]):
             yield f"after the compiler joined small collectives, {text}"
+    yield from _equation_findings(groups, [s.equations for s in first])
 
 
 def _sides(title: str, groups: list[list[int]], texts: Sequence[str]) -> str:
@@ -325,6 +374,17 @@ def _argument_findings(groups: list[list[int]], first: list[Schedule]) -> Iterat
         texts = [s.arguments[k][1] for s in first]
         if len(set(texts)) > 1:
             yield _sides(f"argument {first[0].arguments[k][0]} differs", groups, texts)
+
+
+def _equation_findings(
+    groups: list[list[int]], lists: list[tuple[tuple[str, str], ...]]
+) -> Iterator[str]:
+    """The first line in which programs differ: later ones follow from it."""
+    for k, lines in enumerate(zip(*lists, strict=False)):
+        if len({text for text, _ in lines}) > 1:
+            shown = [f"{text.strip()} at {place}" for text, place in lines]
+            yield _sides(f"line {k + 1} of the program differs", groups, shown)
+            return
 
 
 def _differ_in_layout(first: list[Schedule]) -> bool:

@@ -12,7 +12,8 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax
 from spmd.base.errors import CollectiveError
-from spmd.collectives.order_check import Schedule, agree, difference, order_of
+from spmd.base.record import replace
+from spmd.collectives.order_check import Schedule, agree, difference, needed, order_of
 from spmd.compile.passes.pipeline import PASSES_ACROSS, Report, run_passes
 from spmd.transport.call_signature import CALL_BYTES, LAW_BYTES, Kind, make_call, mismatch
 from spmd.transport.origin import Origin
@@ -217,6 +218,47 @@ def test_a_rank_alone_with_a_new_program_is_named():
     assert "ranks 0, 1: psum f64[3] at train.py:7 in train" in texts[0]
     assert "rank 2: a new program, step (called at train.py:30)" in texts[0]
     assert "Only rank 2 compiled a new program here" in texts[0]
+
+
+def _partitioned(f: Callable[..., Any], code: str) -> tuple[Schedule, Any]:
+    """A schedule of a program for one device, which the compiler would partition, and it."""
+    return replace(schedule(whole_psum, X), code=code), spmd.make_jaxpr(f)(X)
+
+
+def test_programs_with_the_same_collectives_differ_in_a_line():
+    def body(comm: LocalCommunicator) -> str:
+        by = 3.0 if comm.rank == 1 else 2.0
+        mine = _partitioned(lambda x: snp.sum(snp.tanh(x)) * by, str(by))
+        with pytest.raises(CollectiveError) as caught:
+            agree(comm, *mine)
+        return str(caught.value)
+
+    texts = LocalGroup(3).run(body)
+    assert len(set(texts)) == 1
+    assert "line 3 of the program differs:" in texts[0]
+    assert "ranks 0, 2: d:f32[] = mul c 2.0:f32[] at test_order_check.py:" in texts[0]
+    assert "rank 1: d:f32[] = mul c 3.0:f32[] at test_order_check.py:" in texts[0]
+    assert "pass it as an argument" in texts[0]
+
+
+def test_one_rank_may_print_what_others_do_not():
+    def f(x: Any, prints: bool) -> Any:
+        if prints:
+            spmd.debug.print("{}", x * 3)
+        return x * 2
+
+    one, other = (spmd.make_jaxpr(lambda x, p=p: f(x, p))(X) for p in (True, False))
+    assert len(one.eqns) > len(other.eqns)
+    assert str(needed(one)) == str(needed(other)) == str(other)
+    assert len(needed(spmd.make_jaxpr(lambda x: (x, x * 2))(X)).eqns) == 1
+
+
+def test_codes_that_differ_in_what_no_text_shows_are_no_error():
+    def body(comm: LocalCommunicator) -> str:
+        agree(comm, *_partitioned(snp.tanh, f"code {comm.rank}"))
+        return "peace"
+
+    assert LocalGroup(3).run(body) == ["peace"] * 3
 
 
 # ---- calls -------------------------------------------------------------------------------------

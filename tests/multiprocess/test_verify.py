@@ -1,4 +1,4 @@
-"""`SPMD_DEBUG=collectives`: results of collectives over ranks are compared to their definition."""
+"""`SPMD_DEBUG=collectives`: results of collectives and values of the host are compared."""
 
 from __future__ import annotations
 
@@ -75,3 +75,52 @@ def test_collectives_are_printed_as_they_happen(run):
     done = run("", debug="2")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("psum") >= 2 and " took " in done.stderr
+
+
+VALUES = """
+import numpy as np
+import spmd, spmd.numpy as snp
+from spmd import random
+
+rank = spmd.process_index()
+rows = spmd.NamedSharding(spmd.make_mesh((2,), ("i",)), spmd.P("i"))
+x = spmd.make_array_from_callback((4,), rows, lambda index: np.ones(4, np.float32)[index])
+scale = spmd.jit(lambda x, by: x * by["rate"])
+noise = spmd.jit(lambda x, key: x + random.normal(key, x.shape))
+
+def said(call):
+    try:
+        call()
+    except spmd.errors.ReplicaError as error:
+        return str(error).splitlines()[:2]
+
+for _ in range(3):
+    scale(x, {"rate": np.float32(0.5)})
+spmd.device_put(np.arange(4.0), rows)
+print("rank", rank, said(lambda: scale(x, {"rate": np.float32(0.5 + rank)})))
+print("rank", rank, said(lambda: noise(x, random.key(rank))))
+print("rank", rank, said(lambda: spmd.device_put({"w": np.full(4, rank)}, rows)))
+print("rank", rank, said(lambda: scale(x, {"rate": np.float32(0.25)})))
+"""
+
+
+TEXTS = (
+    "by['rate'] float32[]: rank 1 differs from rank 0 by up to 1",
+    "key key[]: rank 1 differs from rank 0",
+    "x['w'] int32[4]: rank 1 differs from rank 0 by up to 1 at [0]",
+    "None",
+)
+
+
+def test_values_of_the_host_that_differ_are_named(run_python, tmp_path: Path):
+    """A program over a mesh takes a value of the host as the same on all ranks, unseen else."""
+    program = tmp_path / "values.py"
+    program.write_text(VALUES)
+    words = ["-m", "launch", "-n", "2", str(program)]
+    env = {"SPMD_NUM_CPU_DEVICES": "1"}
+    out = run_python(words, env=env | {"SPMD_DEBUG": "collectives"}, timeout=240).stdout
+    lines = [[line for line in out.splitlines() if text in line] for text in TEXTS]
+    assert [len(found) for found in lines] == [2, 2, 2, 2], out
+    assert all("0.5 on rank 0, 1.5 on rank 1" in line for line in lines[0])
+    assert all("(0, 0) on rank 0, (0, 1) on rank 1" in line for line in lines[1])
+    assert run_python(words, env=env, timeout=240).stdout.count("None") == 8

@@ -31,6 +31,8 @@ def specialise(call: MappedCall) -> Callable[..., Any] | None:
     executable = mesh_executable(**call.params)
     if config.debug_nans or config.debug_infs or executable.undecided is not None or listeners:
         return None
+    if executable.compares_host_values:
+        return None
     if len(executable.in_avals) != len(call.leaves):
         return None
     native = executable.native

@@ -16,18 +16,19 @@ import numpy as np
 
 from spmd.base.config import config
 from spmd.base.device import Device, process_index
+from spmd.base.digest import blake2b
 from spmd.base.errors import ShardingError
 from spmd.base.record import replace
 from spmd.base.source import current_source
 from spmd.collectives.async_collectives import overlaps
-from spmd.collectives.order_check import Schedule, agree, axis_text, order_of
+from spmd.collectives.order_check import Schedule, agree, axis_text, needed, order_of
 from spmd.compile.executable.async_operands import belongs_in_queue, deleted
 from spmd.compile.executable.backend import constant
 from spmd.compile.executable.executable import Executable, backend_of
 from spmd.compile.executable.mesh_nan_check import Whole, check_mesh_nans
 from spmd.compile.executable.nan_check import held, look
 from spmd.compile.fingerprint import fingerprint
-from spmd.compile.lazy import build, pipeline, redistribute
+from spmd.compile.lazy import build, pipeline, redistribute, replicas
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
 from spmd.compile.native.program.stored import program_key
 from spmd.core.aval import ShapedArray
@@ -130,7 +131,7 @@ class MeshExecutable(Executable):
         kind: str = "manual",
         uneven: Uneven | None = None,
     ):
-        self.mesh, self.name = mesh, name
+        self.mesh, self.name, self.arg_names = mesh, name, closed.jaxpr.arg_names
         # The axes along which each argument differs; None if its spec does not say that for sure.
         self.varies = [s.varying_axes() for s in in_specs] if kind == "manual" else None
         devices = mesh.flat_devices()
@@ -156,6 +157,7 @@ class MeshExecutable(Executable):
         self.undecided: Schedule | None = None
         # That of a program which exchanges nothing, if all ranks have devices of its mesh.
         self._unneeded: Schedule | None = None
+        self._whole: ClosedJaxpr | None = None  # the program that was partitioned, until then
         self.exchanges: list[str] = []  # the exchanges that collectives became, in words
         super().__init__(closed, self._run_passes)
 
@@ -245,8 +247,8 @@ class MeshExecutable(Executable):
         At the first run, not at compilation: one rank may look at a program that none runs.
         """
         if self.undecided is not None:
-            agree(world.world(), self.undecided)
-            self.undecided = None
+            agree(world.world(), self.undecided, self._whole)
+            self.undecided = self._whole = None
 
     def agree_in_any_case(self) -> None:
         """Have the ranks agree on this program even if it exchanges nothing.
@@ -254,6 +256,16 @@ class MeshExecutable(Executable):
         The layouts of its arguments decide that, and another rank may have others.
         """
         self.undecided, self._unneeded = self.undecided or self._unneeded, None
+
+    def made_of(self, whole: ClosedJaxpr) -> None:
+        """Have the ranks agree on all equations of `whole`, which was partitioned into this."""
+        undecided, unneeded = self.undecided, self._unneeded
+        if undecided is not None or unneeded is not None:
+            text = fingerprint(needed(whole)) or ""
+            code = blake2b(text.encode(), digest_size=16).hexdigest()
+            self.undecided = undecided and replace(undecided, code=code)
+            self._unneeded = unneeded and replace(unneeded, code=code)
+            self._whole = whole
 
     def __call__(self, leaves: Sequence[Any], takes: Mapping[int, int] = NOTHING) -> list[Array]:
         """Run on global arrays; results are global arrays of this process's shards.
@@ -275,9 +287,30 @@ class MeshExecutable(Executable):
         may_change = [type(x) is not Array for x in leaves]
         shards = self._all_shards(leaves)
         self.agree()
+        if self.compares_host_values:
+            self._compare_host_values(leaves)
         outs = self.start(shards, takes, in_queue, may_change)
         wholes = zip(self.whole_avals, out_shardings or self.out_shardings, outs, strict=True)
         return [from_shards(aval, sharding, shards) for aval, sharding, shards in wholes]
+
+    @property
+    def compares_host_values(self) -> bool:
+        """Whether arguments that each process has the whole of are compared at each call."""
+        is_global = self.topology.is_spread and self.varies is not None
+        return is_global and "collectives" in config.debug
+
+    def _compare_host_values(self, leaves: Sequence[Any]) -> None:
+        """Raise a ReplicaError on all ranks if an argument of the host differs between them."""
+        first = len(leaves) - len(self.arg_names)
+        found = [
+            replicas.Leaf(self.arg_names[k - first] if k >= first else f"constant {k}", copies)
+            for k, x in enumerate(leaves)
+            if type(x) is not Array or x.shards is None
+            for copies in ({"": [("", to_numpy(x))]},)
+        ]
+        if found:
+            what = f"{current_source()}: {self.name}: arguments of the host"
+            replicas.compare(world.world(), found, what, replicas.HOST_VALUES)
 
     def check_nans(
         self, what: str, closed: ClosedJaxpr, operands: Any, outs: Any, whole: Whole | None

@@ -40,6 +40,8 @@ class MeshProgram:
         self.out_avals = tuple(closed.out_avals)
         self.params: dict[str, Any] = eqn.params
         self.core = mesh_executable.mesh_executable(**eqn.params)
+        if whole is not None:
+            self.core.made_of(whole)
         arguments: dict[Any, int] = {v: k for k, v in enumerate(jaxpr.invars)}
         constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         # Each operand is an argument, by number, or a value.

@@ -191,6 +191,22 @@ def a_cache_on_one_rank(rank):
     mapped(lambda x: lax.psum(snp.tanh(x), "i"), X)
 
 
+@alike(ranks=3, like="mismatch", ci=True)
+def a_print_of_rank_0(rank):
+    """Rank 0 prints what all have: the others' programs lack that, and no result depends on it."""
+    rows = spmd.NamedSharding(spmd.make_mesh((spmd.device_count(),), ("i",)), P("i"))
+    x = spmd.make_array_from_callback(
+        (6, 2), rows, lambda index: np.ones((6, 2), np.float32)[index]
+    )
+
+    def step(x, rate):
+        if rank == 0:
+            spmd.debug.print("rate {}", rate)
+        return snp.sum(x) * rate
+
+    assert float(spmd.jit(step)(x, np.float32(0.5))) == 6
+
+
 # ---- control flow round collectives ------------------------------------------------------------
 
 

@@ -402,3 +402,31 @@ def order_of_two_programs(rank):
     first(ones(3)), second(ones(3))
     for program in (second, first) if rank == 1 else (first, second):
         program(ones(3))
+
+
+# ---- one program over a mesh, written differently ----------------------------------------------
+
+
+@fault("mismatch", ranks=3, culprits=[1], words=["mul", r"2\.0", r"3\.0"], ci=True)
+def a_static_argument_of_a_program_over_a_mesh(rank):
+    """The collectives are the same; rank 1 multiplies by another number, which is in its code."""
+    rows = spmd.NamedSharding(spmd.make_mesh((spmd.device_count(),), ("i",)), P("i"))
+    x = spmd.make_array_from_callback(
+        (6, 2), rows, lambda index: np.ones((6, 2), np.float32)[index]
+    )
+
+    def total(x, by):
+        return snp.sum(x) * by  # fault
+
+    spmd.jit(total, static_argnums=1)(x, 3.0 if rank == 1 else 2.0)
+
+
+@fault("mismatch", ranks=2, culprits=[1], words=["div"])
+def a_mean_instead_of_a_sum_over_a_mesh(rank):
+    """Both sum over devices; rank 1 divides after it."""
+    rows = spmd.NamedSharding(spmd.make_mesh((spmd.device_count(),), ("i",)), P("i"))
+    x = spmd.make_array_from_callback(
+        (6, 2), rows, lambda index: np.ones((6, 2), np.float32)[index]
+    )
+    reduce = snp.mean if rank == 1 else snp.sum
+    spmd.jit(lambda x: reduce(x))(x)  # fault
