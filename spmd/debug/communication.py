@@ -232,7 +232,7 @@ class Movement:
         if not isinstance(found, MeshProgram):
             return "a program of one device: no argument is over a mesh, and nothing is constrained"
         names = self.program.traced.signature
-        lines = [f"{names.name} over {found.core.mesh}"]
+        lines = [f"{names.name} over {found.core.outer_mesh}"]
         shardings = zip(found.input_shardings, found.in_avals, strict=True)
         arguments = self.program.traced.jaxpr.jaxpr.arg_names
         for k, (sharding, aval) in enumerate(shardings):

@@ -140,7 +140,7 @@ def savings_of(closed: ClosedJaxpr, layouts: Any) -> list[Saving]:
     if made is None or not plans:
         return []
     (plan,) = plans
-    total, work = _received(made, plan), _work(made)
+    total, work = _received(made), _work(made)
     notable = sorted(
         (m for m in recorder.found if m.received >= NOTABLE), key=lambda m: -m.received
     )
@@ -148,14 +148,14 @@ def savings_of(closed: ClosedJaxpr, layouts: Any) -> list[Saving]:
     for move in notable[:_MOST_LOOKED_AT]:
         best, spec = 0, ""
         var = _value_of_line(flat, plan, move.cell)
-        for candidate in _candidates(move, plan.sizes):
+        for candidate in _candidates(move, plan):
             if var is None:
                 break
             tried: list[Plan] = []
             with watching(_Recorder()):
                 again = partitioned(_constrained(flat, var, plan, candidate), layouts, tried)
             if again is not None and _work(again) <= _MORE_WORK * work:
-                saved = total - _received(again, plan)
+                saved = total - _received(again)
                 if saved > max(best, _LEAST_SAVED * total):
                     best, spec = saved, _entries(candidate)
         found.append(
@@ -189,15 +189,20 @@ def _value_of_line(closed: ClosedJaxpr, plan: Plan, cell: Cell) -> Var | None:
     return var
 
 
-def _candidates(move: _Move, sizes: Mapping[Any, int]) -> Iterator[Split]:
-    """The value split otherwise along the axes over which it moves; not where its type says how."""
-    cell = move.cell
+def _candidates(move: _Move, plan: Plan) -> Iterator[Split]:
+    """The value split otherwise along the axes over which it moves; not where its type says how.
+
+    Users cannot name axes that the plan has cut.
+    """
+    cell, sizes = move.cell, plan.sizes
     if cell.barred or any(cell.closed):
         return
     axes = tuple(a for a in sizes if a in move.axes)
     rest = [tuple(a for a in own if a not in move.axes) for own in cell.axes]
     for d, size in enumerate(cell.shape):
         split = tuple((*own, *axes) if n == d else own for n, own in enumerate(rest))
+        if plan.sub_axes is not None and any(a in plan.sub_axes.cut for own in split for a in own):
+            continue
         if split != cell.axes and size % math.prod(sizes[a] for a in split[d]) == 0:
             yield split
 
@@ -205,7 +210,8 @@ def _candidates(move: _Move, sizes: Mapping[Any, int]) -> Iterator[Split]:
 def _constrained(closed: ClosedJaxpr, var: Var, plan: Plan, split: Split) -> ClosedJaxpr:
     """The program with one of its values laid out by a constraint."""
     jaxpr, new = closed.jaxpr, Var(var.aval)
-    params = {"mesh": plan.mesh, "spec": as_spec(split, in_full=True)}
+    mesh = plan.mesh if plan.sub_axes is None else plan.sub_axes.outer
+    params = {"mesh": mesh, "spec": as_spec(split, in_full=True)}
 
     def named(atoms: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(new if atom is var else atom for atom in atoms)
@@ -222,11 +228,11 @@ def _constrained(closed: ClosedJaxpr, var: Var, plan: Plan, split: Split) -> Clo
     return ClosedJaxpr(changed, closed.consts)
 
 
-def _received(made: ClosedJaxpr, plan: Plan) -> int:
+def _received(made: ClosedJaxpr) -> int:
     """The bytes that a device receives in a call."""
-    body = simplify(made.eqns[0].params["jaxpr"])
-    rows = _equations(body, 1)
-    return sum(received(e, plan.mesh.shape) * n for e, n in rows if e.prim.name in KINDS)
+    params = made.eqns[0].params
+    rows = _equations(simplify(params["jaxpr"]), 1)
+    return sum(received(e, params["mesh"].shape) * n for e, n in rows if e.prim.name in KINDS)
 
 
 def _work(made: ClosedJaxpr) -> int:

@@ -18,10 +18,10 @@ from spmd.lax.sort import sort_p
 from spmd.partition.halos import HALO, Windows, are_far
 from spmd.partition.indexing import ROWS, SLICES
 from spmd.partition.propagate import Axes, Split
-from spmd.partition.reshaping import lacking_share
 from spmd.partition.rules import COMBINED, KEPT, may_be_uneven, may_split
 from spmd.partition.seconds import BYTE, ELEMENT, EXCHANGE, MULTIPLY_ADD
 from spmd.partition.shifts import rows_lacking
+from spmd.partition.strategies.reshaping import lacking_share
 from spmd.partition.strategies.sorting import SORT
 
 # Seconds of the exchanges inside an equation, from the label that is split, the number of parts of

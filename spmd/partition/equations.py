@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,8 +33,18 @@ from spmd.partition.parts import bound, split_by, without_padding
 from spmd.partition.propagate import Axes, Cell, Split, even
 from spmd.partition.rules import may_split
 from spmd.partition.strategies.ordering import PICKS, write_pick
+from spmd.partition.strategies.reshaping import carried, groups, may_reach_second
 from spmd.partition.strategies.rooted import rows_of_one, write_at_root
-from spmd.partition.values import Origin, Sizes, Value, total_form, unsplit, whole
+from spmd.partition.values import (
+    Form,
+    Origin,
+    Sizes,
+    Value,
+    part_shape,
+    total_form,
+    unsplit,
+    whole,
+)
 from spmd.partition.ways import REPEAT_FROM, Repeat, Way
 
 # Of these, a sum of terms of the operand is the sum of the results: the operand may stay partial.
@@ -85,6 +96,10 @@ def write_equation(
         else:
             free = x.axes_whole()
         key += (axes, free)
+    if eqn.prim is reshape_p:
+        made = _carried_on(eqn, operands[0], cells[0], sizes)
+        if made is not None:
+            return [made]
     if has_terms:
         found = write_at_root(eqn, rule, operands, cells, sizes)
         if found is not None:
@@ -150,6 +165,48 @@ def _on_parts(
         made[0].is_zero = operands[0].is_zero
     elif eqn.prim in RENAMES and type(eqn.invars[0]) is Var:
         made[0] = tell_origin(eqn, operands[0], made[0])
+    return made
+
+
+def _carried_on(eqn: Eqn, x: Value, cell: Cell, sizes: Sizes) -> Value | None:
+    """A reshape that cuts or merges split dims of which a second one is split, and moves nothing.
+
+    The result is wanted so, or the operand lies so. None for other reshapes.
+    """
+    old, new, count = x.cell.shape, cell.shape, math.prod(sizes.values())
+    if cell.unreduced or not may_reach_second(old, new, count):
+        return None
+    form = x.only_form()
+    if form is not None and (not form[1] or (form[2] == "add" and x.uses <= 1)):
+        have, over, _ = form
+        made = carried(old, new, have, sizes)
+        exact = carried(new, old, made, sizes) == have and not is_uneven(old, have, sizes)
+        if exact and (made == cell.axes or (over and _crosses(old, new, have, made))):
+            return _reshaped(eqn, x, form, made, cell, sizes)
+    want = carried(new, old, cell.axes, sizes)
+    if not _crosses(old, new, want, cell.axes) or is_uneven(new, cell.axes, sizes):
+        return None
+    if carried(old, new, want, sizes) != cell.axes:
+        return None
+    x.read(want, sizes)
+    return _reshaped(eqn, x, total_form(want), cell.axes, cell, sizes)
+
+
+def _crosses(old: Sequence[int], new: Sequence[int], have: Split, made: Split) -> bool:
+    """Whether a dim is split that is not the first of those that a reshape merges or cuts."""
+    return any(
+        any(split[d] for d in own[1:])
+        for group in groups(old, new)
+        for split, own in ((have, group.old), (made, group.new))
+    )
+
+
+def _reshaped(eqn: Eqn, x: Value, form: Form, split: Split, cell: Cell, sizes: Sizes) -> Value:
+    shape = part_shape(cell.shape, split, sizes)
+    part = eqn.prim.bind(x.forms[form], **eqn.params | {"new_sizes": shape})
+    made = Value(cell, {(split, *form[1:]): part})
+    if not form[1] and split == cell.axes and type(part) is JaxprTracer:
+        made.plain = (split, part.aval), part
     return made
 
 

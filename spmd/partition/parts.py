@@ -29,11 +29,11 @@ from spmd.partition.halos import (
 )
 from spmd.partition.indexing import ROWS, split_rows, write_indexing
 from spmd.partition.propagate import Axes, Split
-from spmd.partition.reshaping import lines_up, reshaped
 from spmd.partition.rules import KEPT, local_params
 from spmd.partition.strategies.attention import write_attention
 from spmd.partition.strategies.cumulative import CUMULATIVE, write_cumulative
 from spmd.partition.strategies.ordering import PICKED_LAST, write_reversal
+from spmd.partition.strategies.reshaping import lines_up, reshaped
 from spmd.partition.strategies.sorting import SORTED, write_sort
 from spmd.partition.values import Sizes, part_shape
 

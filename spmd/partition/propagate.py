@@ -34,6 +34,7 @@ from spmd.lax.convert import convert_element_type_p
 from spmd.partition.accumulating import added_up, addends
 from spmd.partition.kinds import MOST_WAYS, Groups, Kind, Offer, Offers, kind_of
 from spmd.partition.rules import CHANGES_RANK, CONTRACTS, LEVELS, RENAMES
+from spmd.partition.strategies.reshaping import carried, may_reach_second
 from spmd.partition.strategies.rolling import rolls_of
 from spmd.partition.strategies.sections import sections_of
 from spmd.sharding.abstract_mesh import AxisType
@@ -278,6 +279,24 @@ def _agreed(cells: Sequence[Cell], group: Sequence[tuple[int, int]]) -> tuple[in
     return first
 
 
+class ReshapeLink(Link):
+    """The operand and the result of a reshape, of whose merged or cut dims a second may be split.
+
+    A device has the same elements of both.
+    """
+
+    def spread(self, sizes: Mapping[Any, int]) -> list[Cell]:
+        changed = []
+        for one, other in (self.cells, self.cells[::-1]):
+            made = carried(one.shape, other.shape, one.axes, sizes)
+            for d, axes in enumerate(made):
+                by = next((said for said, own in zip(one.by, one.axes, strict=True) if own), "")
+                if axes and other.offer(d, axes, sizes, by):
+                    changed.append(other)
+        self.is_behind = False
+        return changed
+
+
 class ShardLink(Link):
     """A value outside of a partly manual map, split by a spec, and its shard inside.
 
@@ -395,8 +414,10 @@ def _uses(jaxpr: Jaxpr) -> dict[Any, int]:
 class Plan:
     """The cells and links of a whole program over a mesh."""
 
-    def __init__(self, closed: ClosedJaxpr, mesh: Mesh, uneven: bool = False):
+    def __init__(self, closed: ClosedJaxpr, mesh: Mesh, uneven: bool = False, sub_axes: Any = None):
         self.mesh = mesh
+        # The axes of the user's mesh that this one has in parts; None if the mesh is the user's.
+        self.sub_axes = sub_axes
         # Whether parts of the program's results may have different sizes.
         self.uneven = uneven
         self.sizes: Mapping[Any, int] = mesh.shape  # inside of partly manual maps, of fewer axes
@@ -426,6 +447,11 @@ class Plan:
             if kind.groups:
                 atoms = (*eqn.invars, *eqn.outvars)
                 given = [cells[a] if type(a) is Var else cell_of_literal(a.aval) for a in atoms]
+                if eqn.prim is reshape_p:
+                    old, new = given[0].shape, given[1].shape
+                    if may_reach_second(old, new, math.prod(self.sizes.values())):
+                        links.append(ReshapeLink(given, (), kind.level))
+                        continue
                 offers = kind.offers
                 known = offers[grid] if grid in offers else kind.offers_over(grid)
                 links.append(Link(given, kind.groups, kind.level, known))
@@ -627,6 +653,8 @@ class Plan:
         mesh, spec = eqn.params["mesh"], eqn.params["spec"]
         if self.mesh.has_grid_of(mesh):
             return spec
+        if self.sub_axes is not None and self.sub_axes.outer.has_grid_of(mesh):
+            return self.sub_axes.spec(spec)
         sharding = NamedSharding(mesh, spec)
         if is_reordered(self.mesh, sharding):  # the order of devices counts for results alone
             return similar_spec(self.mesh, sharding)

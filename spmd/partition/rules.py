@@ -39,10 +39,10 @@ from spmd.lax.slicing import pad_p, slice_p
 from spmd.lax.sort import sort_p
 from spmd.partition.halos import HALO, Windows, halo_rule
 from spmd.partition.indexing import INDEXING, ROWS, indexed_rule
-from spmd.partition.reshaping import groups
 from spmd.partition.strategies.attention import ATTENTION, attention_rule
 from spmd.partition.strategies.cumulative import CUMULATIVE
 from spmd.partition.strategies.ordering import PICKS, pick_rule
+from spmd.partition.strategies.reshaping import groups
 from spmd.partition.strategies.sorting import SORTED, sort_rule
 from spmd.sharding.custom_partitioning import custom_partitioning_p
 

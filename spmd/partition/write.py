@@ -29,6 +29,7 @@ from spmd.partition.rules import called_jaxpr
 from spmd.partition.strategies.rolling import Roll, write_roll, write_shift
 from spmd.partition.strategies.rooted import brought
 from spmd.partition.strategies.sections import section, write_sections
+from spmd.partition.sub_axes import SubAxes, seconds_of, sub_axes_of
 from spmd.partition.unasked import Watch, here, watching
 from spmd.partition.untyped_maps import with_typed_maps
 from spmd.partition.values import Sizes, Value, form_of, literal, total_form, values_of, whole
@@ -58,19 +59,71 @@ def partition(
     if not _can_partition(closed, mesh):
         return None
     closed = without_repeats(closed)
-    plan = Plan(closed, mesh, uneven)
-    jaxpr = closed.jaxpr
+    planned = _planned(closed, mesh, in_specs, out_specs, uneven)
+    made = None
+    if (finer := sub_axes_of(planned[0])) is not None:
+        planned, made = _least_moved(finer, closed, planned, in_specs, out_specs)
     if plans is not None:
-        plans.append(plan)
+        plans.append(planned[0])
+    return _written(*planned) if made is None else made
+
+
+def _planned(
+    closed: ClosedJaxpr,
+    mesh: Mesh,
+    in_specs: Sequence[PartitionSpec | None],
+    out_specs: Sequence[PartitionSpec | None],
+    uneven: bool = False,
+    finer: SubAxes | None = None,
+) -> tuple[Plan, list[Cell]]:
+    """The plan of a program over a mesh, or over a finer one, and the cells of its results."""
+    plan = Plan(closed, mesh if finer is None else finer.mesh, uneven, finer)
+    jaxpr = closed.jaxpr
     for k, (var, spec) in enumerate(zip(jaxpr.invars, in_specs, strict=True)):
         if spec is not None:
             name = jaxpr.arg_names[k] if k < len(jaxpr.arg_names) else ""
-            plan.top.cells[var].close(spec, name or f"argument {k}")
-    results = plan.results(out_specs)
+            own = spec if finer is None else finer.spec(spec)
+            plan.top.cells[var].close(own, name or f"argument {k}")
+    asked = [s if s is None or finer is None else finer.spec(s) for s in out_specs]
+    results = plan.results(asked)
     plan.spread()
     split_iterations(plan)
+    return plan, results
+
+
+def _least_moved(
+    finer: SubAxes,
+    closed: ClosedJaxpr,
+    planned: tuple[Plan, list[Cell]],
+    in_specs: Sequence[PartitionSpec | None],
+    out_specs: Sequence[PartitionSpec | None],
+) -> tuple[tuple[Plan, list[Cell]], ClosedJaxpr | None]:
+    """The plan over a mesh, or that over the finer one if less is moved so, and its program.
+
+    If moves are looked at the plan is made anew, as writing changes a plan, and not yet written.
+    """
+    found = planned, _planned(closed, finer.outer, in_specs, out_specs, finer=finer)
+    with watching(None):
+        made = [_written(*own, is_tried=True) for own in found]
+    costs = [
+        seconds_of(m.eqns[0].params["jaxpr"], own[0].sizes)
+        for m, own in zip(made, found, strict=True)
+    ]
+    best = 1 if costs[1] < costs[0] else 0
+    if here.watch is None and config.unasked_gathers == "allow":
+        return found[best], made[best]
+    again = _planned(closed, finer.outer, in_specs, out_specs, finer=finer if best else None)
+    return again, None
+
+
+def _written(plan: Plan, results: list[Cell], is_tried: bool = False) -> ClosedJaxpr:
+    """The program of a plan; if it `is_tried` only, no move of it is told of."""
+    mesh, finer, closed = plan.mesh, plan.sub_axes, plan.top.closed
+    jaxpr = closed.jaxpr
     placed = list(plan.placed.values())
     cells = [cell for _, cell in placed] + [plan.top.cells[v] for v in jaxpr.invars]
+    if finer is not None:
+        cells = [finer.whole(cell) for cell in cells]
     operands = (*(Var(value.aval) for value, _ in placed), *jaxpr.invars)
     specs = [spec_of_cell(cell) for cell in cells]
     pieces = [
@@ -86,13 +139,15 @@ def partition(
         outs = _Writer(constants).run(plan.top, given[len(placed) :])
         if not plan.uneven:
             results[:] = [even(cell, plan.sizes) for cell in results]
+        if finer is not None:
+            results[:] = [finer.whole(cell) for cell in results]
         found = [_left(x, cell, plan.sizes) for x, cell in zip(outs, results, strict=True)]
         types = zip(found, closed.out_avals, strict=True)
         return [convert_element_type(x, a.dtype, a.weak_type) for x, a in types]
 
     names = (*("" for _ in placed), *jaxpr.arg_names)
     watch, unasked = here.watch, None
-    if watch is None and config.unasked_gathers != "allow":
+    if watch is None and not is_tried and config.unasked_gathers != "allow":
         arguments = zip(jaxpr.invars, jaxpr.arg_names, strict=False)
         watch = unasked = Watch(jaxpr.name, {id(plan.top.cells[v]): name for v, name in arguments})
     with mesh_axes(mesh, "manual"), watching(watch):
@@ -112,6 +167,11 @@ def partition(
         "kind": "manual",
         "name": jaxpr.name,
     }
+    if finer is not None:
+        given, made = (
+            tuple([as_spec(finer.split(cell.axes)) for cell in own]) for own in (cells, results)
+        )
+        params["outer"] = finer.outer, given, made
     if plan.uneven:
         params["uneven"] = (
             tuple([is_uneven(c.shape, c.axes, plan.sizes) for c in cells]),

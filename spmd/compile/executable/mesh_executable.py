@@ -55,6 +55,8 @@ NOTHING: Mapping[int, int] = {}
 
 # For each operand, whether it has parts of unequal size; for each result that has, its whole.
 Uneven = tuple[tuple[bool, ...], tuple[ShapedArray | None, ...]]
+# The user's mesh, where a program is over a finer one, and the specs over it of operands, results.
+Outer = tuple[Mesh, tuple[PartitionSpec, ...], tuple[PartitionSpec, ...]]
 
 
 def mesh_executable(
@@ -66,13 +68,16 @@ def mesh_executable(
     kind: str,
     name: str,
     uneven: Uneven | None = None,
+    outer: Outer | None = None,
 ) -> MeshExecutable:
     """The executable of a `shard_map` equation, remembered with its jaxpr."""
     entries = programs_by_map.setdefault(jaxpr, {})
-    key = (mesh, in_specs, out_specs, kind, config.overlap, uneven)
+    key = (mesh, in_specs, out_specs, kind, config.overlap, uneven, outer)
     if key not in entries:
         with FLIGHT.phase(COMPILING, "compile", name):
-            entries[key] = MeshExecutable(jaxpr, mesh, in_specs, out_specs, name, kind, uneven)
+            entries[key] = MeshExecutable(
+                jaxpr, mesh, in_specs, out_specs, name, kind, uneven, outer
+            )
     return entries[key]
 
 
@@ -130,8 +135,11 @@ class MeshExecutable(Executable):
         name: str = "<function>",
         kind: str = "manual",
         uneven: Uneven | None = None,
+        outer: Outer | None = None,
     ):
         self.mesh, self.name, self.arg_names = mesh, name, closed.jaxpr.arg_names
+        # The mesh of arguments and results.
+        self.outer_mesh, given, made = outer or (mesh, in_specs, out_specs)
         # The axes along which each argument differs; None if its spec does not say that for sure.
         self.varies = [s.varying_axes() for s in in_specs] if kind == "manual" else None
         devices = mesh.flat_devices()
@@ -144,9 +152,9 @@ class MeshExecutable(Executable):
             direct = self.backend.direct
             self.topology = replace(self.topology, overlaps=overlaps(), direct=direct)
         # One object for equal specs, which is found to be whole or not once.
-        known = {spec: NamedSharding(mesh, spec) for spec in (*in_specs, *out_specs)}
-        self.in_shardings = [known[s] for s in in_specs]
-        self.out_shardings = [known[s] for s in out_specs]
+        known = {spec: NamedSharding(self.outer_mesh, spec) for spec in (*given, *made)}
+        self.in_shardings = [known[s] for s in given]
+        self.out_shardings = [known[s] for s in made]
         self.whole_avals = [
             whole_aval(a, s, mesh) for a, s in zip(closed.out_avals, out_specs, strict=True)
         ]

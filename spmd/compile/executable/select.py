@@ -154,7 +154,8 @@ def _with_specs_as_given(
     where types say all, specs of results are in full.
     """
     (eqn,) = made.eqns
-    outs, jaxpr = eqn.params["out_specs"], closed.jaxpr
+    outer, jaxpr = eqn.params.get("outer"), closed.jaxpr
+    outs = eqn.params["out_specs"] if outer is None else outer[2]
     read: set[Any] = {*jaxpr.outvars, *[a for e in closed.eqns for a in e.invars]}
     pairs = zip(jaxpr.invars, specs, strict=True)
     given = [] if mesh.are_all_axes_explicit else [(v, s) for v, s in pairs if s and v in read]
@@ -167,7 +168,10 @@ def _with_specs_as_given(
         chosen.append(next((s for s in (*own, *alike) if s.without_trailing() == splits), spec))
     if tuple(chosen) == outs:
         return made
-    eqn = eqn.replace(params={**eqn.params, "out_specs": tuple(chosen)})
+    changed = {"out_specs": tuple(chosen)}
+    if outer is not None:
+        changed = {"outer": (*outer[:2], tuple(chosen))}
+    eqn = eqn.replace(params=eqn.params | changed)
     return ClosedJaxpr(made.jaxpr.replace(eqns=(eqn,)), made.consts)
 
 

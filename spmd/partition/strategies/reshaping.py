@@ -1,11 +1,13 @@
-"""Reshapes of a split dim whose parts do not line up: rows that one exchange brings.
+"""Reshapes of split dims: which axes they carry on, and rows that one exchange brings.
 
 A reshape keeps the order of elements. In each group of dims that it merges or cuts a device has an
-interval of the elements, if the first dim is split, and of the result another one.
+interval of the elements, if the first dim is split, or if the first is in parts of one row and the
+next is split. Of the result it has the same interval, where the sizes of dims allow that.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -47,6 +49,89 @@ def groups(old: Shape, new: Shape) -> Iterator[Group]:
             else:
                 right, j = right * new[outs[j]], j + 1
         yield Group(tuple(ins[first:i]), tuple(outs[start:j]))
+
+
+# ---- axes that a reshape carries on --------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1024)
+def may_reach_second(old: tuple[int, ...], new: tuple[int, ...], devices: int) -> bool:
+    """Whether so many devices may split more than the first dim of a group that has several."""
+    if 0 in old:
+        return False
+    sides = [(shape, own) for g in groups(old, new) for shape, own in ((old, g.old), (new, g.new))]
+    return any(len(own) > 1 and shape[own[0]] <= devices for shape, own in sides)
+
+
+def carried(
+    old: Shape, new: Shape, split: Sequence[Axes], sizes: Mapping[Any, int]
+) -> tuple[Axes, ...]:
+    """The split of a reshape's result whose parts have the elements of those of its operand.
+
+    Axes that no dim of the result can have are left out.
+
+    >>> carried((8, 3), (2, 4, 3), (("x", "y"), ()), {"x": 2, "y": 2})
+    (('x',), ('y',), ())
+    """
+    made: list[Axes] = [()] * len(new)
+    for group in groups(old, new):
+        axes = _in_order(old, group.old, split, sizes)
+        for d, own in zip(group.new, _dealt(axes, new, group.new, sizes)[0], strict=True):
+            made[d] = own
+    return tuple(made)
+
+
+def cut_points(
+    old: Shape, new: Shape, split: Sequence[Axes], sizes: Mapping[Any, int]
+) -> Iterator[tuple[Any, int]]:
+    """The axes whose first part, of a number of devices, would split a dim of a reshape's result.
+
+    The rest of such an axis would split the next dim.
+    """
+    for group in groups(old, new):
+        axes = _in_order(old, group.old, split, sizes)
+        dealt, last, left = _dealt(axes, new, group.new, sizes)
+        used = sum(map(len, dealt))
+        if used == len(axes) or left == 1 or last + 1 == len(group.new):
+            continue
+        n, after = sizes[axes[used]], new[group.new[last + 1]]
+        if n % left == 0 and (after % (n // left) == 0 or (n // left) % after == 0):
+            yield axes[used], left
+
+
+def _in_order(
+    shape: Shape, own: Sequence[int], split: Sequence[Axes], sizes: Mapping[Any, int]
+) -> Axes:
+    """The axes that cut the elements of a group into intervals: a dim behind one in whole parts."""
+    found: Axes = ()
+    for d in own:
+        found += tuple(split[d])
+        if math.prod(sizes[a] for a in split[d]) != shape[d]:
+            break
+    return found
+
+
+def _dealt(
+    axes: Axes, shape: Shape, own: Sequence[int], sizes: Mapping[Any, int]
+) -> tuple[list[Axes], int, int]:
+    """For each dim of a group the axes that split it; the last that may have some, and its rows.
+
+    A dim gets axes if those before it are in parts of one row.
+    """
+    made: list[Axes] = [()] * len(own)
+    first, k, rows = 0, 0, 1
+    for k, d in enumerate(own):
+        stop, rows = first, shape[d]
+        while stop < len(axes) and rows % sizes[axes[stop]] == 0:
+            rows //= sizes[axes[stop]]
+            stop += 1
+        made[k], first = tuple(axes[first:stop]), stop
+        if rows != 1:
+            break
+    return made, k, rows
+
+
+# ---- rows that are exchanged ---------------------------------------------------------------------
 
 
 def _intervals(shape: Shape, own: Sequence[int], count: int) -> list[Rectangle]:
