@@ -114,24 +114,20 @@ def _together(
     name, takes, sums = collective.prim.name, list[Take](), list[Sum]()
     width = len(groups[0])
     scratch = 0
-    for group in groups:
-        for number, mine in enumerate(group):
-            if mine.rank != planner.rank:
-                continue
-            output = Place(Memory.OUTPUT, mine.device)
-            if name == "ppermute":
-                for source, target in collective.params["perm"]:
-                    if target == number:
-                        takes.append(Take(group[source], 0, output, x.block))
-                continue
-            part = 0 if name == "all_gather" else number
-            if name == "reduce_scatter":
-                parts = [Place(Memory.SCRATCH, 0, scratch + j * x.whole) for j in range(width)]
-                scratch += width * x.whole
-                takes += [Take(m, part, p, x.block) for m, p in zip(group, parts, strict=True)]
-                sums.append(Sum(ReduceOp.SUM, mine.device, tuple(parts)))
-                continue
-            for j, member in enumerate(group):
-                takes.append(Take(member, part, output + j * x.block, width * x.block))
-    parts = width if name in ("all_to_all", "reduce_scatter") else 1
-    return planner.exchange(x, parts, len(collective.local), takes, sums)
+    mine = [(g, k, m) for g in groups for k, m in enumerate(g) if m.rank == planner.rank]
+    for group, number, member in mine:
+        output = Place(Memory.OUTPUT, member.device)
+        part = 0 if name == "all_gather" else number
+        if name == "ppermute":
+            sources = [group[source] for source, to in collective.params["perm"] if to == number]
+            takes += [Take(source, 0, output, x.block) for source in sources]
+        elif name == "reduce_scatter":
+            parts = [Place(Memory.SCRATCH, 0, scratch + j * x.whole) for j in range(width)]
+            scratch += width * x.whole
+            takes += [Take(m, part, p, x.block) for m, p in zip(group, parts, strict=True)]
+            sums.append(Sum(ReduceOp.SUM, member.device, tuple(parts)))
+        else:
+            rows = enumerate(group)
+            takes += [Take(m, part, output + j * x.block, width * x.block) for j, m in rows]
+    blocks = width if name in ("all_to_all", "reduce_scatter") else 1
+    return planner.exchange(x, blocks, len(collective.local), takes, sums)

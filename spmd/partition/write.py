@@ -141,7 +141,8 @@ def _written(plan: Plan, results: list[Cell], is_tried: bool = False) -> ClosedJ
             results[:] = [even(cell, plan.sizes) for cell in results]
         if finer is not None:
             results[:] = [finer.whole(cell) for cell in results]
-        found = [_left(x, cell, plan.sizes) for x, cell in zip(outs, results, strict=True)]
+        pairs = zip(outs, results, strict=True)
+        found = [_part_of_result(x, cell, plan.sizes) for x, cell in pairs]
         types = zip(found, closed.out_avals, strict=True)
         return [convert_element_type(x, a.dtype, a.weak_type) for x, a in types]
 
@@ -189,7 +190,7 @@ def _written(plan: Plan, results: list[Cell], is_tried: bool = False) -> ClosedJ
     return ClosedJaxpr(made, [value for value, _ in placed])
 
 
-def _left(x: Value, cell: Cell, sizes: Sizes) -> Any:
+def _part_of_result(x: Value, cell: Cell, sizes: Sizes) -> Any:
     """A device's part of a result; moves are attributed to the line that makes the result."""
     before, state.source = state.source, x.source or state.source
     if here.watch is not None:
@@ -329,32 +330,22 @@ class _Writer:
                         out.uses = uses.get(eqn.outvars[0], 0)
                     continue
                 self.now += 1
-                key, prim = None, eqn.prim
+                key, known, prim = None, None, eqn.prim
                 if k in sections:
                     if eqn.outvars[0] in env or _write_sections(scope, sections[k], env):
                         continue
                 if repeats and prim not in STRUCTURAL and source is not UNKNOWN:
                     known = kinds[k].repeats
-                    if known is not None and (cell := cells[var := eqn.outvars[0]]).sum is None:
-                        key = grid, cell.axes, cell.closed, cell.edge, cell.terms
-                        for a in eqn.invars:
-                            if type(a) is Var:
-                                if (plain := env[a].plain) is None:
-                                    key = None
-                                    break
-                                key += plain[:1]
-                            elif is_exact(a):
-                                key += (a.aval,)
-                            else:
-                                key = None
-                                break
-                        if key in known:
-                            out = known[key].write(eqn, env, cell, trace, source)
-                            if prim in RENAMES and type(eqn.invars[0]) is Var:
-                                out = tell_origin(eqn, env[eqn.invars[0]], out)
-                            env[var] = out
-                            out.uses = uses[var] if var in uses else 0
-                            continue
+                if known is not None:
+                    key = _repeat_key(scope, eqn, env)
+                if known is not None and key in known:
+                    var = eqn.outvars[0]
+                    out = known[key].write(eqn, env, cells[var], trace, source)
+                    if prim in RENAMES and type(eqn.invars[0]) is Var:
+                        out = tell_origin(eqn, env[eqn.invars[0]], out)
+                    env[var] = out
+                    out.uses = uses[var] if var in uses else 0
+                    continue
                 operands = [
                     env[a] if type(a) is Var else literal(a)  # type: ignore[arg-type]
                     for a in eqn.invars
@@ -378,3 +369,22 @@ class _Writer:
         finally:
             state.source = before
         return [literal(a) if isinstance(a, Literal) else env[a] for a in jaxpr.outvars]
+
+
+def _repeat_key(scope: Scope, eqn: Eqn, env: Mapping[Var, Value]) -> Any:
+    """The key of equations of one kind that are written alike; None if this one has no such key."""
+    cell = scope.cells[eqn.outvars[0]]
+    if cell.sum is not None:
+        return None
+    key: tuple[Any, ...] = scope.grid, cell.axes, cell.closed, cell.edge, cell.terms
+    for a in eqn.invars:
+        if type(a) is Var:
+            plain = env[a].plain
+            if plain is None:
+                return None
+            key += plain[:1]
+        elif is_exact(a):
+            key += (a.aval,)
+        else:
+            return None
+    return key

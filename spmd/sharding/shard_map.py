@@ -183,22 +183,7 @@ def shard_map(
                 out = match(args, {})
                 if out is not MISS:
                     return out
-            grid = mesh
-            if mesh is None:
-                grid = current_mesh()
-                note_mesh_read()
-            if grid is None:
-                raise ShardingError(
-                    f"{current_source()}: {what}: no mesh; pass mesh= or call it inside "
-                    "`with mesh:`"
-                )
-            if not isinstance(grid, Mesh):
-                grid = _with_devices(what, grid, args)
-            if state.mesh is not None and not state.axes and not grid.has_grid_of(state.mesh):
-                raise ShardingError(
-                    f"{current_source()}: {what}: mesh is {grid}, and set_mesh has set "
-                    f"{state.mesh}; leave mesh= out, or call it outside of that mesh's block"
-                )
+            grid = _mesh_of_call(what, mesh, args)
             manual = _manual_axes(f, grid, axis_names)
             return _call(f, grid, in_specs, out_specs, check_vma, args, fast, manual)
         except Exception as error:
@@ -206,6 +191,26 @@ def shard_map(
             raise
 
     return mapped
+
+
+def _mesh_of_call(what: str, mesh: NamedAxes | None, args: Any) -> Mesh:
+    """The mesh with devices that a call maps over: `mesh`, or else that in scope."""
+    grid = mesh
+    if mesh is None:
+        grid = current_mesh()
+        note_mesh_read()
+    if grid is None:
+        raise ShardingError(
+            f"{current_source()}: {what}: no mesh; pass mesh= or call it inside `with mesh:`"
+        )
+    if not isinstance(grid, Mesh):
+        grid = _with_devices(what, grid, args)
+    if state.mesh is not None and not state.axes and not grid.has_grid_of(state.mesh):
+        raise ShardingError(
+            f"{current_source()}: {what}: mesh is {grid}, and set_mesh has set {state.mesh}; "
+            "leave mesh= out, or call it outside of that mesh's block"
+        )
+    return grid
 
 
 def _with_devices(what: str, mesh: Any, args: Any) -> Mesh:

@@ -197,104 +197,118 @@ def reshaped(writer: JaxprBuilder, operand: Atom, shape: Any, eqn: Eqn) -> Atom:
 
 def pair_rules(producers: Producers) -> dict[str, Rule]:
     """Rules that look at the equation that made an operand."""
+    rules = {name: functools.partial(rule, producers) for name, rule in _PAIR_RULES.items()}
+    return {**dict.fromkeys(_JOINED, _reduction_rule(producers)), **rules}
 
-    def involution(name: str) -> Rule:
-        def rule(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
-            inner = producers.of(ins[0], name)
-            return inner.invars[0] if inner is not None else None
 
-        return rule
+def _involution(
+    producers: Producers, writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]
+) -> Atom | None:
+    inner = producers.of(ins[0], eqn.prim.name)
+    return inner.invars[0] if inner is not None else None
 
-    def uncast(operand: Atom) -> Atom:
-        """The narrower floats of which an operand of a product is a copy: it converts them too."""
-        inner = producers.of(operand, "convert_element_type")
-        if inner is None:
-            return operand
-        narrow, wide = inner.invars[0].aval.dtype, operand.aval.dtype
-        floats = dtypes.is_float(narrow) and dtypes.is_float(wide) and not dtypes.is_small(narrow)
-        return inner.invars[0] if floats and _is_widening(narrow, wide) else operand
 
-    def dot(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
-        """Read operands where and as they lie: a product takes any strides, and narrower floats."""
-        operands, moved = list(ins), eqn.params["dimension_numbers"]
-        for side in range(2):
-            operands[side] = widened = uncast(operands[side])
-            inner = producers.of(widened, "permute_dims")
-            found = None if inner is None else _unpermuted(inner, moved, side)
-            if inner is not None and found is not None:
-                operands[side], moved = uncast(inner.invars[0]), found
-        other = _outer_product(writer, eqn, operands, moved)
-        if other is None:
-            other = _column_products(writer, eqn, operands, moved)
-        if other is not None:
-            return other
-        if operands == list(ins):
-            return None
-        params = eqn.params | {"dimension_numbers": moved}
-        return writer.emit(eqn.prim, operands, params, eqn.source)
+def _uncast(producers: Producers, operand: Atom) -> Atom:
+    """The narrower floats of which an operand of a product is a copy: it converts them too."""
+    inner = producers.of(operand, "convert_element_type")
+    if inner is None:
+        return operand
+    narrow, wide = inner.invars[0].aval.dtype, operand.aval.dtype
+    floats = dtypes.is_float(narrow) and dtypes.is_float(wide) and not dtypes.is_small(narrow)
+    return inner.invars[0] if floats and _is_widening(narrow, wide) else operand
 
-    def permute(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
-        perm = eqn.params["permutation"]
-        product = producers.of(ins[0], "dot_general")
-        if product is not None:
-            return _swapped_product(writer, product, perm)
-        inner = producers.of(ins[0], "permute_dims")
-        operand = ins[0]
-        if inner is not None:
-            operand = inner.invars[0]
-            perm = tuple(inner.params["permutation"][k] for k in perm)
-        shape = operand.aval.shape
-        long = [k for k in perm if shape[k] != 1]
-        if perm == tuple(range(len(perm))):
-            return operand
-        if long == sorted(long):
-            return reshaped(writer, operand, eqn.outvars[0].aval.shape, eqn)
-        if inner is None:
-            return None
-        return writer.emit(permute_dims_p, [operand], {"permutation": perm}, eqn.source)
 
-    def reshape(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
-        inner = producers.of(ins[0], "reshape")
-        operand = ins[0] if inner is None else inner.invars[0]
-        shape = eqn.outvars[0].aval.shape
-        if inner is None and operand.aval.shape != shape:
-            return None
+def _dot(producers: Producers, writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    """Read operands where and as they lie: a product takes any strides, and narrower floats."""
+    operands, moved = list(ins), eqn.params["dimension_numbers"]
+    for side in range(2):
+        operands[side] = widened = _uncast(producers, operands[side])
+        inner = producers.of(widened, "permute_dims")
+        found = None if inner is None else _unpermuted(inner, moved, side)
+        if inner is not None and found is not None:
+            operands[side], moved = _uncast(producers, inner.invars[0]), found
+    other = _outer_product(writer, eqn, operands, moved)
+    if other is None:
+        other = _column_products(writer, eqn, operands, moved)
+    if other is not None:
+        return other
+    if operands == list(ins):
+        return None
+    params = eqn.params | {"dimension_numbers": moved}
+    return writer.emit(eqn.prim, operands, params, eqn.source)
+
+
+def _permute(
+    producers: Producers, writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]
+) -> Atom | None:
+    perm = eqn.params["permutation"]
+    product = producers.of(ins[0], "dot_general")
+    if product is not None:
+        return _swapped_product(writer, product, perm)
+    inner = producers.of(ins[0], "permute_dims")
+    operand = ins[0]
+    if inner is not None:
+        operand = inner.invars[0]
+        perm = tuple(inner.params["permutation"][k] for k in perm)
+    shape = operand.aval.shape
+    long = [k for k in perm if shape[k] != 1]
+    if perm == tuple(range(len(perm))):
+        return operand
+    if long == sorted(long):
+        return reshaped(writer, operand, eqn.outvars[0].aval.shape, eqn)
+    if inner is None:
+        return None
+    return writer.emit(permute_dims_p, [operand], {"permutation": perm}, eqn.source)
+
+
+def _reshape(
+    producers: Producers, writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]
+) -> Atom | None:
+    inner = producers.of(ins[0], "reshape")
+    operand = ins[0] if inner is None else inner.invars[0]
+    shape = eqn.outvars[0].aval.shape
+    if inner is None and operand.aval.shape != shape:
+        return None
+    return reshaped(writer, operand, shape, eqn)
+
+
+def _broadcast(
+    producers: Producers, writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]
+) -> Atom | None:
+    operand, shape = ins[0], eqn.params["shape"]
+    where = eqn.params["broadcast_dimensions"]
+    inner = producers.of(operand, "broadcast_in_dim")
+    if operand.aval.shape == shape and where == tuple(range(len(shape))):
+        return operand
+    if operand.aval.size == eqn.outvars[0].aval.size and operand.aval.size:
         return reshaped(writer, operand, shape, eqn)
+    if inner is None:
+        return None
+    through = tuple(where[d] for d in inner.params["broadcast_dimensions"])
+    params = {"shape": shape, "broadcast_dimensions": through}
+    return writer.emit(broadcast_in_dim_p, [inner.invars[0]], params, eqn.source)
 
-    def broadcast(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
-        operand, shape = ins[0], eqn.params["shape"]
-        where = eqn.params["broadcast_dimensions"]
-        inner = producers.of(operand, "broadcast_in_dim")
-        if operand.aval.shape == shape and where == tuple(range(len(shape))):
-            return operand
-        if operand.aval.size == eqn.outvars[0].aval.size and operand.aval.size:
-            return reshaped(writer, operand, shape, eqn)
-        if inner is None:
-            return None
-        through = tuple(where[d] for d in inner.params["broadcast_dimensions"])
-        params = {"shape": shape, "broadcast_dimensions": through}
-        return writer.emit(broadcast_in_dim_p, [inner.invars[0]], params, eqn.source)
 
-    def convert(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
-        operand, out = ins[0], eqn.outvars[0].aval
-        if operand.aval.dtype == out.dtype:
-            return operand
-        inner = producers.of(operand, "convert_element_type")
-        if inner is None or inner.invars[0].aval.dtype != out.dtype:
-            return None
-        return inner.invars[0] if _is_widening(out.dtype, operand.aval.dtype) else None
+def _convert(
+    producers: Producers, writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]
+) -> Atom | None:
+    operand, out = ins[0], eqn.outvars[0].aval
+    if operand.aval.dtype == out.dtype:
+        return operand
+    inner = producers.of(operand, "convert_element_type")
+    if inner is None or inner.invars[0].aval.dtype != out.dtype:
+        return None
+    return inner.invars[0] if _is_widening(out.dtype, operand.aval.dtype) else None
 
-    return {
-        **dict.fromkeys(_JOINED, _reduction_rule(producers)),
-        "neg": involution("neg"),
-        "not": involution("not"),
-        "conj": involution("conj"),
-        "dot_general": dot,
-        "permute_dims": permute,
-        "reshape": reshape,
-        "broadcast_in_dim": broadcast,
-        "convert_element_type": convert,
-    }
+
+_PAIR_RULES: dict[str, Callable[..., Atom | None]] = {
+    **dict.fromkeys(("neg", "not", "conj"), _involution),
+    "dot_general": _dot,
+    "permute_dims": _permute,
+    "reshape": _reshape,
+    "broadcast_in_dim": _broadcast,
+    "convert_element_type": _convert,
+}
 
 
 def _unpermuted(permute: Eqn, numbers: DimensionNumbers, side: int) -> DimensionNumbers | None:
