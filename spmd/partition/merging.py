@@ -6,18 +6,21 @@ terms that two readers finish, each by a collective of its own.
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import chain
 from typing import Any, cast
 
 from spmd.base.source import Source
-from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.rewrite import dce
 from spmd.core.rewriting.equations import Merging, Walk, finish, map_subjaxprs, start
-from spmd.core.structural import broadcast_in_dim_p
+from spmd.core.structural import add_any_p, broadcast_in_dim_p
+from spmd.lax.concatenate import concatenate_p
 from spmd.lax.control_cond import cond_p
 from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import while_p
 from spmd.lax.dynamic import dynamic_slice_p
-from spmd.lax.slicing import slice_p
+from spmd.lax.slicing import pad_p, slice_p
 from spmd.partition.rules import called_jaxpr
 from spmd.sharding.shard_map_rules import shard_map_p
 
@@ -29,8 +32,58 @@ def without_repeats(closed: ClosedJaxpr) -> ClosedJaxpr:
     writer = start(closed, _Merged)
     _Opener(writer).run(closed.jaxpr)
     made = finish(writer, closed)
-    smaller, _ = dce(made.jaxpr, (True,) * len(made.jaxpr.outvars))
+    jaxpr = _with_joins(made.jaxpr)
+    smaller, _ = dce(jaxpr, (True,) * len(jaxpr.outvars))
     return ClosedJaxpr(smaller, made.consts)
+
+
+def _with_joins(jaxpr: Jaxpr) -> Jaxpr:
+    """A jaxpr with one concatenation where rows padded with zeros are added up to a whole.
+
+    The derivative of sections, as of the gates of an LSTM, is such a sum. One exchange joins them.
+    """
+    if pad_p.name not in jaxpr.primitives or add_any_p.name not in jaxpr.primitives:
+        return jaxpr
+    uses = Counter(chain(*[eqn.invars for eqn in jaxpr.eqns], jaxpr.outvars))
+    # Of each sum, and of each of its terms: the padded rows, by the first, and their dim.
+    terms: dict[Any, tuple[int, dict[int, Atom]]] = {}
+    eqns = list(jaxpr.eqns)
+    for k, eqn in enumerate(jaxpr.eqns):
+        if eqn.prim is pad_p:
+            if (found := _padded_rows(eqn)) is not None:
+                terms[eqn.outvars[0]] = found
+        elif eqn.prim is add_any_p:
+            parts = [terms.get(a) if uses[a] == 1 else None for a in eqn.invars]
+            one, other = parts
+            if (
+                one is None
+                or other is None
+                or one[0] != other[0]
+                or one[1].keys() & other[1].keys()
+            ):
+                continue
+            out, (d, rows) = eqn.outvars[0], (one[0], one[1] | other[1])
+            terms[out] = d, rows
+            first, parts = 0, []
+            while first in rows:
+                parts.append(rows[first])
+                first += rows[first].aval.shape[d]
+            if len(parts) == len(rows) and first == out.aval.shape[d]:
+                params = {"dimension": d}
+                eqns[k] = Eqn(concatenate_p, tuple(parts), (out,), params, source=eqn.source)
+    return jaxpr.replace(eqns=tuple(eqns))
+
+
+def _padded_rows(eqn: Eqn) -> tuple[int, dict[int, Atom]] | None:
+    """The dim along which rows are padded with zeros, and the rows by the place of the first."""
+    (rows, zero), config = eqn.invars, eqn.params["padding_config"]
+    dims = [d for d, entry in enumerate(config) if entry != (0, 0, 0)]
+    if len(dims) != 1 or type(zero) is not Literal or zero.val != 0:
+        return None
+    low, high, inside = config[dims[0]]
+    if inside or min(low, high) < 0 or not rows.aval.size or rows.aval.explicit is not None:
+        return None
+    return dims[0], {low: rows}
 
 
 class _Opener(Walk):

@@ -46,6 +46,8 @@ def test_the_gates_of_an_lstm_are_dealt_out_by_one_exchange(count: int):
         return (lstm(w, u, X) ** 2).sum()
 
     slope = spmd.grad(loss, (0, 1))
+    # The cotangents of the gates are joined by one exchange.
+    assert kinds(slope, w, u)["exchange"] == 2 * TIME
     for one, other in zip(spmd.jit(slope)(w, u), slope(W, U), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
@@ -72,3 +74,30 @@ def test_sections_are_those_of_whole_arrays(parts: int, dim: int):
         assert kinds(f, placed) == {"exchange": 1}
         for one, other in zip(spmd.jit(f)(placed), f(x), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_padded_rows_that_are_added_up_to_a_whole_are_joined_by_one_exchange():
+    """Rows of several sizes, in any order; of those that leave a gap or meet each row is padded."""
+    mesh = auto_mesh((4,), ("x",))
+    x = RNG.standard_normal((16, 24)).astype(np.float32)
+    rows = NamedSharding(mesh, P("x"))
+    cuts = [(4, 12), (12, 24), (0, 4)]
+
+    def loss(x: Any, cuts: Any = cuts) -> Any:
+        parts = [lax.slice_in_dim(x, a, b, axis=1) for a, b in cuts]
+        return sum(((k + 1) * snp.sin(part)).sum() for k, part in enumerate(parts))
+
+    for own in (cuts, cuts[:2], [*cuts, (2, 6)]):
+        slope = spmd.grad(lambda x, own=own: loss(x, own))
+        for spec in (P("x"), P(None, "x")):
+            placed = spmd.device_put(x, NamedSharding(mesh, spec))
+            np.testing.assert_allclose(spmd.jit(slope)(placed), slope(x), rtol=1e-6)
+
+    def joined(a: Any, b: Any, c: Any) -> Any:
+        out, pull = spmd.vjp(lambda y: snp.split(y, 3), snp.zeros((24, 2), np.float32))
+        return pull([a, b, c])[0]
+
+    parts = [np.full((8, 2), k, np.float32) for k in range(3)]
+    given = [spmd.device_put(part, rows) for part in parts]
+    assert kinds(joined, *given) == {"exchange": 1}
+    np.testing.assert_array_equal(spmd.jit(joined)(*given), np.concatenate(parts))
