@@ -94,7 +94,7 @@ def test_padded_rows_that_are_added_up_to_a_whole_are_joined_by_one_exchange():
             np.testing.assert_allclose(spmd.jit(slope)(placed), slope(x), rtol=1e-6)
 
     def joined(a: Any, b: Any, c: Any) -> Any:
-        out, pull = spmd.vjp(lambda y: snp.split(y, 3), snp.zeros((24, 2), np.float32))
+        _, pull = spmd.vjp(lambda y: snp.split(y, 3), snp.zeros((24, 2), np.float32))
         return pull([a, b, c])[0]
 
     parts = [np.full((8, 2), k, np.float32) for k in range(3)]
