@@ -1,8 +1,9 @@
 """Tracebacks without spmd's own frames: where they are cut, and what they say about it.
 
-Each function that users call, and that calls their functions or checks their arguments, is an
-`api_boundary` (base/util.py). An exception that leaves the outermost of these loses the frames of
-spmd. The setting `traceback_filtering` says how, or that it keeps them.
+A function that users call, and that calls their functions, is an `api_boundary` (base/util.py). An
+exception that leaves the outermost of these loses the frames of spmd. So does one that ends the
+program, wherever in spmd it was raised. The setting `traceback_filtering` says how frames are taken
+out, or that they stay.
 """
 
 from __future__ import annotations
@@ -58,6 +59,30 @@ def simplify(error: Exception) -> None:
 
 
 simplifiers.append(simplify)
+
+
+def install() -> None:
+    """Let exceptions that end the program be shown without spmd's frames."""
+    previous = sys.excepthook
+
+    def excepthook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        simplify_at_exit(error)
+        previous(kind, error, error.__traceback__ or trace)
+
+    excepthook.follows = previous  # type: ignore[attr-defined]
+    sys.excepthook = excepthook
+
+
+def simplify_at_exit(error: BaseException) -> None:
+    """Take spmd's frames out of an exception that no boundary has seen, if it has any."""
+    kinds = {is_skipped(frame.f_code.co_filename) for frame, _ in _frames(error.__traceback__)}
+    if isinstance(error, Exception) and len(kinds) == 2:
+        simplify(error)
+
+
+install()
 
 
 def _is_inside_boundary(frame: Any) -> bool:

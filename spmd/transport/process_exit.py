@@ -24,6 +24,7 @@ from typing import Any
 from spmd.base.errors import PeerError
 from spmd.base.record import record
 from spmd.base.source import is_ours
+from spmd.base.traceback_filter import simplify_at_exit
 from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator
 from spmd.transport.failure_message import REPORT_FILE, failure_text, is_supervised, user_line
 from spmd.transport.flight_recorder import FLIGHT, LEFT, RAISED
@@ -120,11 +121,12 @@ class ExitHooks:
         if isinstance(error, PeerError):
             where = user_line(error)
             text = f"stopped{' at ' + where if where else ''}: {error}\n"
-        elif self._previous is not sys.__excepthook__:
+        elif getattr(self._previous, "follows", self._previous) is not sys.__excepthook__:
             self._previous(kind, error, trace)  # a debugger's or a prettier one
             return
         else:
-            text = "".join(traceback.format_exception(kind, error, trace))
+            simplify_at_exit(error)
+            text = "".join(traceback.format_exception(kind, error, error.__traceback__ or trace))
         if not is_supervised():
             mark = f"spmd rank {self._rank} | "
             text = "".join(mark + line for line in text.splitlines(keepends=True))

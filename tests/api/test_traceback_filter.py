@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,3 +219,32 @@ def test_what_a_program_prints() -> None:
         "ZeroDivisionError: integer division or modulo by zero",
         *NOTE.splitlines(),
     ]
+
+
+# ---- exceptions that end the program -----------------------------------------------------------
+
+
+def _ended_by(tmp_path: Path, line: str, **env: str) -> str:
+    """What a program whose last line fails shows."""
+    program = tmp_path / "train.py"
+    program.write_text(f"import spmd, spmd.numpy as jnp\n{line}\n")
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, env=os.environ | env
+    )
+    assert done.returncode == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize("line", ["spmd.device_put(object())", "jnp.ones((2, 3)) @ jnp.ones(2)"])
+def test_the_end_of_a_program_is_shown_without_frames_of_spmd(tmp_path: Path, line: str):
+    """These functions are no boundaries: the program might catch what they raise."""
+    shown = _ended_by(tmp_path, line, SPMD_TRACEBACK_FILTERING="auto")
+    assert shown.count("  File ") == 1 and "train.py" in shown and line in shown
+    assert shown.rstrip().endswith(NOTE)
+    whole = _ended_by(tmp_path, line, SPMD_TRACEBACK_FILTERING="off")
+    assert whole.count("  File ") > 1 and NOTE not in whole
+
+
+def test_an_exception_that_spmd_has_no_part_in_is_shown_as_it_is(tmp_path: Path):
+    shown = _ended_by(tmp_path, "1 / 0", SPMD_TRACEBACK_FILTERING="auto")
+    assert shown.count("  File ") == 1 and NOTE not in shown
