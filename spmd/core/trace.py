@@ -285,7 +285,7 @@ def set_array_of(hook: Callable[..., Any]) -> None:
 
 
 def constant(x: Any, aval: ShapedArray) -> Any:
-    """A value that is known while a function is traced, as an array: NumPy's arithmetic isn't ours.
+    """A concrete value met in tracing, as an array of spmd's: NumPy's arithmetic differs.
 
     Staged, a constant of rank 0 is a literal.
     """

@@ -84,7 +84,7 @@ SIZE_GENERIC = frozenset(
     "reduce_sum reduce_prod reduce_max reduce_min dot_general".split()
 )
 
-# Each call may bring a function of its own, which would be kept alive for ever.
+# Each call may have a function of its own, which a cache would keep alive.
 NEVER_KEPT = frozenset({"pure_callback", "io_callback", "debug_callback"})
 
 # These primitives lay a value out, and compute nothing.
@@ -227,7 +227,7 @@ def _in_scope(mesh: Mesh, prim: Primitive, operands: Sequence[Any], params: dict
 
 
 def _stays(mesh: Mesh, prim: Primitive, operands: Sequence[Any]) -> bool:
-    """Whether a result is the device's, and not the mesh's that is the same device, as in JAX."""
+    """Whether a result stays on its device instead of lying over the mesh in scope, as in JAX."""
     if not any(type(x) is Array and x.shards is None and x._sharding is not None for x in operands):
         return False
     if AxisType.Explicit not in mesh.axis_types:
@@ -257,7 +257,7 @@ def _on_gpu(
 
 
 def _guard_transfers(prim: Primitive, operands: Sequence[Any]) -> None:
-    """Tell of NumPy arrays among operands, which `device_put` and `asarray` were to convert."""
+    """Report NumPy operands as implicit transfers; `device_put` and `asarray` are explicit ones."""
     level = config.transfer_guard_host_to_device
     arrays = [x for x in operands if isinstance(x, np.ndarray)]
     if not arrays or (prim is convert_element_type_p and not level.endswith("explicit")):
@@ -355,7 +355,7 @@ def _widened(
 
 
 def _converted(x: Any, to: Callable[[np.dtype], np.dtype]) -> Any:
-    """A value converted to the dtype that `to` has for its own."""
+    """A value converted to the dtype that `to` maps its dtype to."""
     aval = typeof(x)
     return evaluate(convert_element_type_p, [x], widen_small.conversion(aval, to(aval.dtype)))
 
@@ -532,7 +532,7 @@ config.on_update("unasked_gathers_from", _forget_programs)
 
 
 def _evaluate_and_look(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-    """`evaluate`, and a FloatingPointError for a result that holds what is looked for."""
+    """`evaluate`; a FloatingPointError for a NaN or infinity that the settings ask for."""
     outs = evaluate(prim, operands, params)
     # A constant that becomes an array is no result; a map looks for itself, with all ranks.
     if prim not in (convert_element_type_p, shard_map_p):
@@ -541,7 +541,7 @@ def _evaluate_and_look(prim: Primitive, operands: Sequence[Any], params: dict[st
 
 
 def _noting_device(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`apply`, of which results know that they were made on the default device."""
+    """`apply`, whose results record the default device."""
 
     def evaluate_there(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         outs = apply(prim, operands, params)

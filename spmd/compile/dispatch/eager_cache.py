@@ -31,8 +31,8 @@ from spmd.sharding.named import NamedSharding
 # A wrapper has the type of the wrapped function.
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Calls of one kind before it is compiled: a program costs as much as a few hundred of them, but a
-# kind that came this often mostly comes for ever.
+# Calls of one kind before it is compiled. A program costs as much as a few hundred calls; a kind
+# that is called this often mostly goes on to be.
 COMPILE_AFTER = 24
 # Kinds of one operation that are remembered; those that come later stay with the general path.
 MOST_KINDS = 1024
@@ -197,13 +197,13 @@ def is_size_generic(closed: ClosedJaxpr) -> bool:
     return True
 
 
-# ---- functions that become hot -----------------------------------------------------------------
+# ---- functions with an inline cache --------------------------------------------------------------
 
 
 def cached_unary(f: F) -> F:
     """A function of one array, or a method of arrays."""
-    hot = EagerCache(f)
-    table = hot.table
+    cache = EagerCache(f)
+    table = cache.table
 
     @handles
     @functools.wraps(f)
@@ -216,7 +216,7 @@ def cached_unary(f: F) -> F:
                 out = match(self)
                 if out is not MISS:
                     return out
-            return hot(self.aval, (self,))
+            return cache(self.aval, (self,))
         except Exception as error:
             simplify(error)
             raise
@@ -229,8 +229,8 @@ def cached_binary(f: F) -> F:
 
     Operands of any other type go straight to `f`.
     """
-    hot = EagerCache(f)
-    table = hot.table
+    cache = EagerCache(f)
+    table = cache.table
 
     @handles
     @functools.wraps(f)
@@ -250,7 +250,7 @@ def cached_binary(f: F) -> F:
                 out = match(self, other)
                 if out is not MISS:
                     return out
-            return hot(key, (self, other))
+            return cache(key, (self, other))
         except Exception as error:
             simplify(error)
             raise
@@ -260,8 +260,8 @@ def cached_binary(f: F) -> F:
 
 def cached_arrays(f: F) -> F:
     """A function of several arrays; with further arguments, or anything else, it is as it was."""
-    hot = EagerCache(f)
-    table = hot.table
+    cache = EagerCache(f)
+    table = cache.table
 
     @handles
     @functools.wraps(f)
@@ -278,7 +278,7 @@ def cached_arrays(f: F) -> F:
                 out = match(*args)
                 if out is not MISS:
                     return out
-            return hot(key, args)
+            return cache(key, args)
         except Exception as error:
             simplify(error)
             raise
@@ -288,8 +288,8 @@ def cached_arrays(f: F) -> F:
 
 def cached_options(f: F) -> F:
     """A function of one array and options, which are part of its kind if they are plain."""
-    hot = EagerCache(f)
-    table = hot.table
+    cache = EagerCache(f)
+    table = cache.table
 
     @handles
     @functools.wraps(f)
@@ -308,7 +308,7 @@ def cached_options(f: F) -> F:
                 out = match(x)
                 if out is not MISS:
                     return out
-            return hot(key, (x,), tuple(options), named)
+            return cache(key, (x,), tuple(options), named)
         except Exception as error:
             simplify(error)
             raise
@@ -326,8 +326,8 @@ def cached_index(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def apply(x: Any, *parts: Any) -> Any:
         return f(x, _index_of(parts))
 
-    hot = EagerCache(apply)
-    table = hot.table
+    cache = EagerCache(apply)
+    table = cache.table
 
     @handles
     @functools.wraps(f)
@@ -354,7 +354,7 @@ def cached_index(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
                 out = match(self)
                 if out is not MISS:
                     return out
-            return hot(key, (self,), parts)
+            return cache(key, (self,), parts)
         except Exception as error:
             simplify(error)
             raise
@@ -382,7 +382,7 @@ def _parts_of(index: Any) -> tuple[Any, ...] | None:
 
 
 def _index_of(parts: tuple[Any, ...]) -> Any:
-    """The index that consists of these."""
+    """The index with these parts: the inverse of `_parts_of`."""
     if parts[0] is not tuple:
         return slice(*parts)
     return tuple([slice(*part) if type(part) is tuple else part for part in parts[1:]])
@@ -392,7 +392,7 @@ _PLAIN = frozenset((int, bool, str, type(None), type(Ellipsis)))
 
 
 def is_plain(options: Any) -> bool:
-    """Whether values are equal only if they mean the same: numbers that count, names, tuples."""
+    """Whether options are integers, strings, None, `...` or tuples of these: keys of a cache."""
     for value in options:
         kind = type(value)
         if kind not in _PLAIN and (kind is not tuple or not is_plain(value)):
@@ -401,8 +401,8 @@ def is_plain(options: Any) -> bool:
 
 
 def _forget(_: Any) -> None:
-    for hot in _all:
-        hot.forget()
+    for cache in _all:
+        cache.forget()
 
 
 config.on_program_update(_forget)

@@ -54,7 +54,7 @@ _REDUCTIONS = {
     "reduce_max": "max",
     "reduce_min": "min",
 }
-# A vector's worth of elements is taken in about this time.
+# The estimated time to process one vector of elements.
 _NS_PER_VECTOR = 1.0
 
 

@@ -86,7 +86,7 @@ def written(
 
 
 def writer_for(executable: Executable, writer: type[Any]) -> type[Any]:
-    """The class that writes closures for an executable: a writer, or what it is for GPUs."""
+    """The class that writes closures for an executable: `writer`, or its variant for GPUs."""
     if executable.native.has_entry_points:
         return writer
     return cuda_fast_call.on_gpus(writer)
@@ -103,7 +103,7 @@ def is_queued(leaves: Sequence[Any], native: NativeProgram) -> bool:
 
 
 def now_or_later(native: NativeProgram, now: Match, later: Match) -> Match:
-    """The function that runs a program at once, for callers that wait at once, or in the queue."""
+    """Choose for each call: `now` for callers that wait at once for results, else `later`."""
     jobs = QUEUE.jobs
 
     def match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -143,7 +143,7 @@ def _static_text(key: Any) -> str:
 
 
 def _home(what: str, device: Any, backend: str | None) -> SingleDeviceSharding | None:
-    """The place of results, if `jit` says one; a backend must be there, and says no device."""
+    """The device for results that `jit(device=)` or `jit(backend=)` names; None if neither does."""
     if backend is not None:
         first = devices(backend)[0]  # raises
         if device is not None:
@@ -197,7 +197,8 @@ class JitFunction:
         self._home = _home(what, device, backend)
         # The shardings that set_mesh must not contradict.
         self._pinned = "device=" if device is not None else "backend=" if backend else None
-        # Of shardings of one device all that is left is where results lie, and arguments may not.
+        # Shardings of one device say where results go, and to which devices no argument is
+        # committed.
         self._only = device_of_all(in_shardings, out_shardings)
         if self._only is not None:
             self._home, in_shardings, out_shardings = self._only, None, None
@@ -209,7 +210,7 @@ class JitFunction:
         options = (*arguments, keep_unused, shardings, keeps_arrays)
         known = _entries.of(fun)
         self._entries: dict[Any, Entry] = known.setdefault(("jit", options), {})
-        # A closure knows nothing of a device that results shall be moved to.
+        # Closures do not commit results to a device, so a function that does shares none.
         self._fast: FastCalls = (
             known.setdefault(("closures", options), FastCalls())
             if self._home is None
@@ -309,7 +310,7 @@ class JitFunction:
             if not executable.is_map:  # a map looks for them itself, with all ranks
                 check_nans(entry.closed, self._signature.name, given, outs)
         elif self._home is None and not state.axes and not config.debug_key_reuse:
-            if not guards_moves():  # closures would not tell of moves
+            if not guards_moves():  # closures report no transfers
                 self._note(entry, layouts, executable, split)
         note_place(outs, self._home)
         return entry.out_tree.unflatten(outs)
@@ -317,9 +318,9 @@ class JitFunction:
     def _call_without_unused(
         self, entry: Entry, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A call in which arguments that nothing reads don't say where it runs; MISS if all count.
+        """A call that runs where the arguments are that the program reads; MISS if it reads all.
 
-        They stay as they are, even if they are donated.
+        The others stay as they are, even if donated.
         """
         if entry.needed is None:
             entry.needed = dce(entry.closed.jaxpr, [True] * len(entry.closed.out_avals))[1]
@@ -628,7 +629,7 @@ class JitFunction:
                 )
 
     def _guard_transfers(self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Tell of arguments of the host, and of those that lie where the program does not run."""
+        """Report the implicit transfers of a call: host arguments, and those on other devices."""
         leaves = split.leaves
         shardings = self._in_shardings, self._out_shardings
         arrays = [x for x in leaves if type(x) is Array]

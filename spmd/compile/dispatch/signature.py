@@ -79,7 +79,7 @@ class Signature:
     def _resolve(
         self, nums: int | Sequence[int] | None, names: str | Iterable[str] | None, kind: str
     ) -> tuple[frozenset[int], frozenset[str]]:
-        """Positions and names; of which only one kind is given, the signature gives the other."""
+        """Positions and names; where one of both is missing, the signature provides it."""
         single = isinstance(nums, (int, np.integer))
         given: list[Any] = [nums] if single else list(() if nums is None else nums)  # type: ignore
         named = [names] if isinstance(names, str) else list(names or ())

@@ -180,7 +180,7 @@ class Traced(Stage):
 
 
 def other_arguments(what: str, split: Split, tree: TreeDef) -> ArgumentError:
-    """A stage is called with arguments of another structure than that of `split`."""
+    """The error for a stage that is called with arguments of another structure than `split`."""
     static = [f"number {k}" for k, _ in split.static_args] + [k for k, _ in split.static_kwargs]
     advice = f"; leave the static arguments ({', '.join(static)}) out" if static else ""
     return ArgumentError(f"{what}: compiled for arguments {split.tree}, got {tree}{advice}")

@@ -73,7 +73,8 @@ class Backend:
     run: Callable[[NativeProgram, Sequence[list[int]], Sequence[Device | None]], None]
     # The threads that a program of one device may use.
     threads: Callable[[], int]
-    # For errors: who holds memory there, of programs with such arguments and bytes of work.
+    # For errors: a report of who holds the memory of some devices, given the arguments of a call
+    # and the bytes of its temporaries.
     memory_report: Callable[[Sequence[Device | None], Sequence[ShapedArray], int], str] = (
         lambda devices, arguments, work: ""
     )

@@ -108,7 +108,7 @@ _MAY_ORDER = frozenset((sharding_constraint_p.name, reshard_p.name))
 
 
 def _said_of(atom: Atom, jaxpr: Jaxpr) -> NamedSharding | None:
-    """The sharding that a constraint names, of a result that one makes."""
+    """The sharding in the constraint that makes a result, if one does."""
     while isinstance(atom, Var):
         eqn = next((e for e in jaxpr.eqns if atom in e.outvars), None)
         if eqn is None:

@@ -39,7 +39,7 @@ def compile_program(
     wanted: Sequence[Sharding | None] = (),
     device: Device | None = None,
 ) -> Executable | MeshProgram:
-    """The executable of a closed jaxpr, over a mesh if one has to do with it.
+    """The executable of a closed jaxpr: over a mesh if arguments, constraints or maps name one.
 
     `optimised` is the result of the passes, if they have run; `layouts` are those of the arguments,
     and `wanted` is what the user says of those of the results. `device` is that of `device_of`, for
@@ -93,7 +93,7 @@ def _check_devices(closed: ClosedJaxpr, layouts: Layouts) -> None:
 
 
 def _tell_of_gathers(closed: ClosedJaxpr, layouts: Layouts) -> None:
-    """Tell of the arguments that a program of one device gathers, as `unasked_gathers` says."""
+    """Warn of the arguments that a program of one device gathers, as `unasked_gathers` says."""
     rows = []
     for k, (sharding, aval) in enumerate(zip(layouts, closed.in_avals, strict=True)):
         if sharding is None:

@@ -44,7 +44,7 @@ def kinds_of(eqns: Sequence[Eqn]) -> tuple[list[int], list[Eqn]]:
 
 
 def _exactly(params: dict[str, Any]) -> tuple[Any, ...]:
-    """Parameters such that only the very same are equal; see `exactly`."""
+    """Parameters as keys that only identical values share; see `exactly`."""
     values = params.values()
     types = tuple(map(type, values))
     if _NUMBERS.isdisjoint(types):
@@ -122,5 +122,5 @@ def literal_key(atom: Literal) -> Hashable:
 
 
 def exactly(value: Any) -> Hashable:
-    """A parameter's value such that only the very same is equal: 1 is not True, nor 0.0 -0.0."""
+    """A parameter's value as a key, which tells 1 from True and 0.0 from -0.0."""
     return type(value), repr(value) if isinstance(value, float | complex) else value

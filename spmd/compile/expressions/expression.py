@@ -107,7 +107,7 @@ Rule: TypeAlias = Generator[Wanted, Node, Node]
 
 
 def _of_whole_rows(guard: Node | None) -> Node | None:
-    """A guard's part about rows: a reduction takes all of its row, under any guard of elements."""
+    """The terms of a guard that are the same along the row: a reduction reads its whole row."""
     found: Node | None = None
     parts = [] if guard is None else [guard]
     while parts:
@@ -316,11 +316,11 @@ class Expressions:
     # ---- reads at computed places ----
 
     def start(self, atom: Atom, index: Index, guard: Node | None, most: int) -> Node:
-        """An index value, to be compared with 0 and `most`, in few bits if those and it fit."""
+        """An index value for comparisons with 0 and `most`, in few bits if all of them fit."""
         return self.narrowed(self.pull(atom, index, guard), most)
 
     def narrowed(self, value: Node, most: int) -> Node:
-        """`value` as an index to be compared with 0 and `most`, in few bits if those and it fit."""
+        """`value` as an index for comparisons with 0 and `most`, in few bits if all of them fit."""
         if kind(value.dtype) not in "iu" or value.dtype == "u64":
             raise NoKernelError(f"indices of {value.dtype}")
         narrow = value.dtype not in ("i64", "u32") and most < 1 << 31

@@ -1,4 +1,4 @@
-"""Region: a fused group of equations becomes one kernel.
+"""Kernels of fused groups: the nodes of a group become the passes of one kernel.
 
 The nodes of the group's outputs are distributed over the kernel's passes. A node that depends on
 the inner dims is computed in ROW passes, one that does not in POINT passes, each as early as the

@@ -238,7 +238,7 @@ ENTRIES: dict[str, Entry] = {
     **RANDOM_ENTRIES,
 }
 
-# Work that is worth a row buffer, or a kernel of its own, rather than being done again.
+# Operations so expensive that their result is kept, in a row buffer or memory, not recomputed.
 EXPENSIVE = frozenset(
     "div rem sqrt rsqrt cbrt pow exp exp2 expm1 log log1p sin cos tan asin acos atan atan2 sinh "
     "cosh tanh asinh acosh atanh logistic erf erfc erf_inv lgamma digamma threefry2x32".split()

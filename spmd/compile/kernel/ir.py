@@ -19,8 +19,8 @@ only; to reach a later pass they go through a row buffer (`StoreRow`/`LoadRow`) 
 Values made in a POINT pass, and results of reductions, belong to the outer point and may be used in
 every later pass.
 
-The law of the IR is `check.py`, its meaning is `interpret.py`, its operations are listed in
-`ops.py`, and `builder.py` helps to write kernels without counting values.
+The law of the IR is `check.py`, its meaning is the interpreter of tests/compile/kernel, its
+operations are listed in `ops.py`, and `builder.py` helps to write kernels without counting values.
 """
 
 from __future__ import annotations

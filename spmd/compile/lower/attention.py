@@ -6,7 +6,7 @@ from collections import Counter
 
 from spmd.compile.expressions.scalar_ops import storage_dtype
 from spmd.compile.kernel.attention import FORWARD, READS, BlockedAttention, Extra
-from spmd.compile.lower.lowering import Lowering, aims, rule
+from spmd.compile.lower.lowering import Lowering, hints, rule
 from spmd.compile.lower.steps import Attend, Ref
 from spmd.core.ir import Eqn, Var
 from spmd.lax.attention_blocks import Attention
@@ -15,8 +15,10 @@ from spmd.lax.attention_blocks import Attention
 _ALIGNMENT = 16
 
 
-@aims("attention_block")
-def aim(lowering: Lowering, eqn: Eqn, makers: dict[Var, Eqn], readers: Counter[Var]) -> None:
+@hints("attention_block")
+def note_readers(
+    lowering: Lowering, eqn: Eqn, makers: dict[Var, Eqn], readers: Counter[Var]
+) -> None:
     """Note whether anything reads the logsumexp."""
     if eqn.params["part"] == FORWARD and not any(readers[v] for v in eqn.outvars[1:]):
         lowering.unread.update(eqn.outvars[1:])

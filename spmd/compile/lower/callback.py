@@ -23,7 +23,7 @@ def callback(lowering: Lowering, eqn: Eqn) -> None:
     places = None if lowering.topology is None else places_of(lowering.topology)
 
     def run(device: int, inputs: Any, outputs: Any) -> None:
-        # A program of one device may run inside another one's callback: it is where that is.
+        # A program of one device that a callback runs is at the place of that callback.
         place = here() if places is None else places[device]
         with at_place(place), attributed_to(source):
             function(device, inputs, outputs)

@@ -1,6 +1,6 @@
-"""Parts: the operands of a concatenation are written right where they belong in its result.
+"""Concatenations: operands are written right where they belong in the result.
 
-Before a body is written, `aim` looks at each concatenation in it. An operand that nothing else
+Before a body is written `hint_places` looks at its concatenations. An operand that nothing else
 reads gets a *view*: its place inside the result. A contiguous view (along the first dim that is
 longer than 1) is an ordinary place, which any step can write to. Into any other view only kernels
 can write, by the strides of their stores. Operands without a view are copied there at the end.
@@ -16,7 +16,7 @@ from spmd.base.record import record
 from spmd.compile.expressions.index_map import strides_of
 from spmd.compile.expressions.scalar_ops import storage_dtype
 from spmd.compile.kernel.builder import Builder
-from spmd.compile.lower.lowering import ALIASES, Lowering, aims, host, rule
+from spmd.compile.lower.lowering import ALIASES, Lowering, hints, host, rule
 from spmd.compile.lower.steps import Copy, Launch, Ref
 from spmd.core.ir import Atom, Eqn, Var
 
@@ -59,8 +59,10 @@ def contiguous_place(view: View, shape: Sequence[int], itemsize: int) -> Ref | N
 _WRITERS = frozenset(("fused", "dot_general", "concatenate"))
 
 
-@aims("concatenate")
-def aim(lowering: Lowering, eqn: Eqn, makers: dict[Var, Eqn], readers: Counter[Var]) -> None:
+@hints("concatenate")
+def hint_places(
+    lowering: Lowering, eqn: Eqn, makers: dict[Var, Eqn], readers: Counter[Var]
+) -> None:
     """Give the operands of a concatenation their places in its result, where that is possible."""
     (out,) = eqn.outvars
     if storage_dtype(out.aval.dtype) is None:
@@ -68,10 +70,10 @@ def aim(lowering: Lowering, eqn: Eqn, makers: dict[Var, Eqn], readers: Counter[V
     if out not in lowering.targets:
         lowering.targets[out] = lowering.temp(out.aval)
     for operand, view in zip(eqn.invars, parts_of(eqn, lowering.targets[out]), strict=True):
-        _aim_operand(lowering, makers, readers, operand, view)
+        _hint_operand(lowering, makers, readers, operand, view)
 
 
-def _aim_operand(
+def _hint_operand(
     lowering: Lowering,
     makers: dict[Var, Eqn],
     readers: Counter[Var],

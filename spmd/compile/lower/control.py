@@ -82,8 +82,8 @@ def cond(lowering: Lowering, eqn: Eqn) -> None:
 
 def _start(lowering: Lowering, results: Sequence[Var], init: Sequence[Ref]) -> list[Ref]:
     """The places of carried values, with their first values in them."""
-    # A result's place may be one that an initial value of another is read from only if it is
-    # written after; fresh places never are, so all reads come before no write.
+    # No place holds another value's initial contents: temporaries are fresh, and a wanted place is
+    # one that nothing reads after this equation writes it. So the copies may be made in any order.
     carry = [lowering.place(v) for v in results]
     for var, place, first in zip(results, carry, init, strict=True):
         lowering.copy(place, first, var.aval.nbytes)

@@ -20,7 +20,7 @@ from spmd.compile.kernel.split_by_condition import Piece, cut_pieces
 from spmd.compile.kernel.split_reduction import Split, split_reduction
 from spmd.compile.lower.concatenate import View
 from spmd.compile.lower.in_place import group_kernel
-from spmd.compile.lower.lowering import ALIASES, Lowering, aims, host, rule
+from spmd.compile.lower.lowering import ALIASES, Lowering, hints, host, rule
 from spmd.compile.lower.steps import OUTPUT, TEMP, Launch, Ref
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gather
@@ -218,8 +218,8 @@ def _blocks(
     return next((n for n in (4, 2) if size % n == 0 and size // n >= _LEAST_BLOCK), 1)
 
 
-@aims("dynamic_update_slice", *_COMBINE)
-def _aim_operand(
+@hints("dynamic_update_slice", *_COMBINE)
+def _hint_operand(
     lowering: Lowering, eqn: Eqn, makers: dict[Var, Eqn], readers: Counter[Var]
 ) -> None:
     """Make an operand that only an update reads right where the program wants the result.

@@ -36,14 +36,15 @@ from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 
 Rule: TypeAlias = Callable[["Lowering", Eqn], None]
 Watch: TypeAlias = Callable[[Sequence[Step]], None]
-Aim: TypeAlias = Callable[["Lowering", Eqn, dict[Var, Eqn], Counter[Var]], None]
+Hint: TypeAlias = Callable[["Lowering", Eqn, dict[Var, Eqn], Counter[Var]], None]
 
 # How a primitive becomes steps, by name; filled by the modules of this package.
 RULES: dict[str, Rule] = {}
 
-# The wishes of an equation for the places of its operands, by its primitive's name; called before
-# any equation of the body is written, with the body's makers and how often each variable is read.
-AIMS: dict[str, Aim] = {}
+# Placement hints, by the name of a primitive: functions that note where an equation wants its
+# operands. They are called before any equation of the body is written, with the body's makers and
+# how often each variable is read.
+HINTS: dict[str, Hint] = {}
 
 # Results that are an operand's bytes under another type: nothing is done for them.
 ALIASES = frozenset(
@@ -66,8 +67,8 @@ def declares(table: dict[str, T], *names: str) -> Callable[[T], T]:
 
 # `@rule("add")`: how the primitives of these names become steps.
 rule = partial(declares, RULES)
-# `@aims("concatenate")`: the wishes of their equations for the places of their operands.
-aims = partial(declares, AIMS)
+# `@hints("concatenate")`: a placement hint for the operands of these primitives.
+hints = partial(declares, HINTS)
 
 
 def lower(closed: ClosedJaxpr, topology: Any = None, watch: Watch | None = None) -> Schedule:
@@ -180,7 +181,7 @@ class Lowering:
         for var, value in zip(jaxpr.constvars, closed.consts, strict=True):
             self.refs[var] = self.const(value, var.aval)
         self.refs.update(zip(jaxpr.invars, operands, strict=True))
-        self._aim(jaxpr, wanted)
+        self._note_places(jaxpr, wanted)
         for eqn in jaxpr.eqns:
             self.equation(eqn)
             if self._watch is not None and self.steps is self._program_steps:
@@ -195,7 +196,7 @@ class Lowering:
             found.append(place)
         return found
 
-    def _aim(self, jaxpr: Jaxpr, wanted: Sequence[Ref | None]) -> None:
+    def _note_places(self, jaxpr: Jaxpr, wanted: Sequence[Ref | None]) -> None:
         """Note where results are wanted, also through equations that only rename bytes."""
         made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
         for var in made:  # the same jaxpr may have been written before, for another equation
@@ -208,13 +209,13 @@ class Lowering:
                 self.targets.setdefault(atom, target)
         makers: dict[Var, Eqn] = {}
         readers: Counter[Var] = Counter()
-        if any(eqn.prim.name in AIMS for eqn in jaxpr.eqns):
+        if any(eqn.prim.name in HINTS for eqn in jaxpr.eqns):
             makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
             read = (*jaxpr.outvars, *(v for eqn in jaxpr.eqns for v in eqn.invars))
             readers.update(v for v in read if isinstance(v, Var))
         for eqn in reversed(jaxpr.eqns):
-            if eqn.prim.name in AIMS:
-                AIMS[eqn.prim.name](self, eqn, makers, readers)
+            if eqn.prim.name in HINTS:
+                HINTS[eqn.prim.name](self, eqn, makers, readers)
             if eqn.prim.name not in ALIASES:
                 continue
             operand, out = eqn.invars[0], eqn.outvars[0]

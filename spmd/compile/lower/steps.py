@@ -41,8 +41,8 @@ from spmd.core.aval import ShapedArray
 
 TEMP, INPUT, OUTPUT, CONST = "temp", "input", "output", "const"
 
-# Of each local device, the device in whose memory a value lies that several have alike: the first
-# of them.
+# For each local device, the device in whose memory its value lies: the first of those that have the
+# same value.
 Homes: TypeAlias = tuple[int, ...]
 
 

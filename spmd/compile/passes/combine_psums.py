@@ -1,4 +1,4 @@
-"""Combine: many small psums become one, where each costs an exchange between processes.
+"""Collective combining: many small psums become one, where each costs an exchange.
 
 A psum is held back, and so is all work that reads its result, until another collective needs that;
 psums held back together that agree in axes, groups and dtype travel as one vector. The order of

@@ -1,4 +1,4 @@
-"""Prune: remove equations that nothing needs, also the unneeded results of loops and branches."""
+"""Dead-code elimination: equations that nothing needs, and such results of loops and branches."""
 
 from __future__ import annotations
 

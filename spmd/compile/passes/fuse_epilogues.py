@@ -1,4 +1,4 @@
-"""Attach: an elementwise group that follows a product or a convolution becomes its epilogue.
+"""Epilogue fusion: an elementwise group behind a product or convolution becomes its epilogue.
 
 After `fuse`, a `dot_general` or a convolution whose first reader is an elementwise `fused` group,
 which reads each element of the result where the group's own results have theirs, becomes one

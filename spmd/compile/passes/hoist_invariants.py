@@ -1,4 +1,4 @@
-"""Invariant: move work out of loops that every iteration would repeat.
+"""Loop-invariant code motion: work that every iteration would repeat leaves the loop.
 
 An equation of a loop's body is invariant if it reads only the loop's constants, carried values that
 the body hands on unchanged, and other invariant equations. Moving it out is not free: its result

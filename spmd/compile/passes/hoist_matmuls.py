@@ -1,4 +1,4 @@
-"""Outside: products of a loop's iterations become one product before the loop, or one after it.
+"""Product hoisting: products of a loop's iterations become one product before or after it.
 
 A recurrent network multiplies each step's input with the same weights: `x @ w` in every iteration.
 All of them are one product of the stacked inputs, in which threads and register tiles find more to

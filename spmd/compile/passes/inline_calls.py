@@ -1,4 +1,4 @@
-"""Inline: replace calls by the equations they stand for, so that nothing below sees a call.
+"""Inlining: calls become the equations that they stand for, so that no later pass sees a call.
 
 Calls are the primitives with an `inline` slot: `jit`, and the custom derivative calls, whose rules
 have done their work when a program is compiled. A primitive with an `expand` slot is compiled as

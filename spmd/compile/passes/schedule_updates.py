@@ -1,4 +1,4 @@
-"""Early: equations that only make results run as soon as possible, to free their operands.
+"""Early updates: equations that only make results move forward, to free their operands.
 
 A training step's update stands at its end, and takes the product that makes its gradient along
 (`fuse_epilogues.py`). Until then the product's operands would wait: a layer's input, kept since

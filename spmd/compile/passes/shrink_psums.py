@@ -1,4 +1,4 @@
-"""Shrink: sum over a device's elements before summing over devices.
+"""Reordering of sums: a device's elements are summed before the sum over devices.
 
 The gradient of a bias that all examples share is a psum of every example's, and then their sum:
 that is how the transposes of a cast and of a broadcast follow each other. Both sums are linear, and

@@ -1,4 +1,4 @@
-"""Thin stacks: what a loop can make of its other operands is not stacked for it by an earlier loop.
+"""Rematerialization in loops: a loop recomputes stacked values that it can make of others.
 
 The forward loop of a gradient stacks, for each iteration, what the backward loop reads. Some of it
 is a slice of the weights that both have, some is a few cheap operations away from another stack:

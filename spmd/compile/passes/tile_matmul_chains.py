@@ -1,4 +1,4 @@
-"""By rows: values between two products are made block by block, and never exist as a whole.
+"""Tiling of product chains: values between two products are made in blocks, never as a whole.
 
 Attention written as a formula multiplies queries with keys, turns each row of the scores into
 weights, and multiplies these with the values. Scores and weights have as many elements as queries

@@ -1,4 +1,4 @@
-"""Widen: operations on dtypes of 8 bits and fewer compute in a wider one, and round the result.
+"""Widening: operations on dtypes of 8 bits and fewer compute in a wider one and round.
 
 No processor computes in float8 or int4. Their elements are stored in a byte each; kernels move
 them, and host steps convert them. So an addition of float8 numbers becomes two conversions to

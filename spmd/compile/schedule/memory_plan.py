@@ -45,7 +45,8 @@ from spmd.compile.schedule.thread_plan import Lanes, choose_lanes, rounded
 
 # Smaller results share blocks of coarser alignment, and smaller temporaries don't matter.
 SHARED_BYTES = 8192
-# How many results are asked for room: more of them make plans slower, not better.
+# The most results that are tried as memory for a temporary: more make planning slower, not plans
+# better.
 _MOST_ASKED = 8
 
 

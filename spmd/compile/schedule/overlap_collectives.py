@@ -65,7 +65,7 @@ def overlapped(
 
 
 def seconds_of(step: Step) -> float:
-    """How long a step takes, roughly: on all machines the same."""
+    """The estimated seconds of a step, the same on all machines."""
     cost = step_cost(step)
     return cost.flops / FLOPS_A_SECOND + cost.moved / BYTES_A_SECOND
 

@@ -1,4 +1,4 @@
-"""Cells: mutable places for values, which transformations and jaxprs know nothing of.
+"""Cells: mutable places for values, of which transformations and jaxprs know nothing.
 
 A cell holds a value of the trace under which it was made, and a write puts another value there, so
 differentiation and batching see pure operations. A function that is staged writes no jaxpr with

@@ -96,7 +96,7 @@ class Builder(ProgramBuilder):
         callees: CalleeCompiler | None = None,
     ):
         super().__init__(schedule, plan)
-        # Of bases, those of the same memory; None where that is not known yet.
+        # By base, the bases that may be the same memory; None while that is unknown.
         self.aliases = None
         if takes is not None:
             first_output = 1 + len(schedule.inputs)

@@ -45,7 +45,7 @@ from spmd.compile.kernel.ir import (
 )
 from spmd.compile.native.llvm.vector_emitter import Emitter
 
-# Iterations of a loop from which a divisor that they share is inverted first.
+# From so many iterations of a loop on, a divisor that is fixed in it is inverted before it.
 INVERTED_FROM = 4
 
 # Bytes of a row that is read in several passes, and stays in the nearest cache between them.

@@ -251,7 +251,7 @@ def real_text(dtype: str, width: int, kind: str) -> str:
             turned = Number(a.neg(t.imag), t.real)
             back = Number(a.add(even.real, turned.real), a.add(even.imag, turned.imag))
             other = Number(a.sub(even.real, turned.real), a.sub(turned.imag, even.imag))
-            # Point m is one behind the last: it is written, and nobody reads it.
+            # Point m is one past the last: it is written and never read.
             a.store(Number(other.imag, other.real), a.point(target, mirror))
             a.store(Number(back.imag, back.real), a.point(target, k))
     return f.text()

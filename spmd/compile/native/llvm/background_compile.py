@@ -50,11 +50,11 @@ class BackgroundCompiler:
             self._coming = set()
 
     def is_pending(self, name: str) -> bool:
-        """Whether an item is not made yet, or made and not put where it is used."""
+        """Whether an item is not compiled yet, or compiled and not installed."""
         return name in self._coming
 
     def take(self, source: Source) -> bytes | None:
-        """The code of a source, if it is made or under way; else it is the caller's to make."""
+        """The code of a source, waiting if it is being compiled; None: the caller compiles it."""
         with self._changed:
             while self._now == source:
                 self._changed.wait()

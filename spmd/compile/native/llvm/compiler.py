@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # The entry under the name of a text that is part of a unit: this, the unit's name, its symbols.
 _MOVED = b"unit "
-# The attribute of a function that LLVM takes apart where it suspends.
+# The attribute of coroutines, which LLVM splits where they suspend.
 COROUTINE = " presplitcoroutine "
 
 # Held while texts are taken apart, compiled and loaded.
@@ -187,7 +187,7 @@ class Loader:
         return self._early is not None and self._early.is_pending(written.name)
 
     def _mark(self, name: str) -> str | None:
-        """Under which name the disk has where a written text's code is; None without a disk."""
+        """The cache entry that says where a written text's code is; None without a cache."""
         files = source_digest() if object_cache.is_on else ""
         if not files:
             return None

@@ -238,10 +238,11 @@ class Function:
         return self.emit(value.type, f"atomicrmw {text} seq_cst")
 
     def opaque(self, number: Value) -> Value:
-        """The same number, of which LLVM does not see that it counts.
+        """The same number, hidden from LLVM's analysis of induction variables.
 
-        Of addresses that depend on a counter it makes pointers that run, or sums of such: with many
-        of them that takes most of the time of compiling, and more instructions and registers.
+        Loop strength reduction turns addresses that depend on a counter into pointers of their own.
+        With many addresses that takes most of the compile time, and more instructions and
+        registers.
         """
         return self.emit(
             number.type, f'call {number.type} asm "", "=r,0"({number.type} {number.text})'

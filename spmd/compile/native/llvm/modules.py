@@ -273,7 +273,7 @@ class Team:
 
 
 class _Emissions:
-    """The units that LLVM is at, in this process: it is forked between them.
+    """The units that LLVM compiles in this process; forks wait until there are none.
 
     While other threads than the one that finishes compile, Python's lock is handed on soon.
     """

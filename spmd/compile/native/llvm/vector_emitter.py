@@ -16,8 +16,8 @@ from contextlib import contextmanager
 
 from spmd.base.record import record
 
-# LLVM would write the addresses in a loop as pointers that grow (loop strength reduction), in a
-# tenth of its time, and in half of it where they are many. Loops over blocks of lanes run as fast
+# Loop strength reduction would turn the addresses in a loop into pointers of their own, in a tenth
+# of LLVM's time, and in half of it where they are many. Loops over blocks of lanes run as fast
 # without, so there it is not told what counts; nor in loops over single points with more addresses
 # than this. (Few of those gain: a sum over columns 10 %, rows that are gathered 12 %.)
 MANY_ADDRESSES = 12

@@ -69,7 +69,7 @@ _TRAFFIC_PS = 50
 STREAM_FROM_BYTES = 8 << 20
 # The cost of a step apart from its work, and the cost of a call into Python.
 STEP_PS = 20_000
-# No cost is larger, so that a word holds it: loops in loops may ask for more years than there are.
+# Costs are cut off here, so that a word holds them: those of nested loops may be any number.
 MOST_PS = 1 << 60
 CALLBACK_PS = 5_000_000
 # A thread takes so many trips of a parallel loop at a time that they last about this long.

@@ -1,4 +1,4 @@
-"""Worth: the savings and the costs of a fused kernel, for `fuse` to compare.
+"""The cost model of fusion: the savings and the costs of a fused kernel.
 
 The unit is one cheap operation (an add) on one element in vector registers, about 0.01 ns.
 

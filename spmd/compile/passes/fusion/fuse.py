@@ -38,7 +38,7 @@ from spmd.core.ir import NO_EFFECTS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import internal_primitive
 from spmd.core.rewriting.equations import finish, map_subjaxprs, start
 
-# A kernel's code stays of a sane size: LLVM's time grows faster than linearly.
+# The most equations of a kernel: LLVM's time grows faster than linearly with them.
 MAX_EQNS = 256
 
 # Reads of one value at different places that one kernel makes: a stencil of 3 x 3 and some more.

@@ -1,4 +1,4 @@
-"""Graph: makers and readers of values in a jaxpr, as numbers of equations.
+"""Def-use graph: makers and readers of values in a jaxpr, as numbers of equations.
 
 `fuse` and its helpers ask this of every equation several times. Numbers in lists answer
 faster than variables in dictionaries, and sets of them are compared as a whole.

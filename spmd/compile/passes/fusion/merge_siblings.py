@@ -1,4 +1,4 @@
-"""Merge: groups over the same space that read the same array become one kernel.
+"""Multi-output fusion: groups over the same space that read the same array become one kernel.
 
 Growing from one root leaves siblings apart: the two gradients of a product, an updated moment and
 the parameter computed from it. Two groups merge if their spaces agree, one reads what the other

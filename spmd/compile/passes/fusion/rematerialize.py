@@ -1,4 +1,4 @@
-"""Recompute: values that a kernel can make from its other operands are not kept for it.
+"""Rematerialization: a kernel recomputes values that it can make from its other operands.
 
 `fuse` puts a value that one kernel makes and another reads into memory. A gradient's kernels read
 many such values, some of which are a few cheap operations away from others that they read too: gelu
@@ -24,7 +24,7 @@ from spmd.compile.passes.inline_calls import with_bodies
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.rewriting.equations import finish, map_subjaxprs, start
 
-# Smaller values are no burden.
+# Smaller values are kept: they take little memory.
 LEAST_BYTES = 1 << 12
 # Values of so much fewer bytes may be read, and be kept, only to compute a value from them.
 TIMES_SMALLER = 8
