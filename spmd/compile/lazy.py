@@ -10,6 +10,7 @@ from __future__ import annotations
 from spmd.base.lazy_import import Deferred
 
 # From the front half (`dispatch/`) to the back half: imported by the first program.
+argument_checks = Deferred("spmd.compile.dispatch.argument_checks")
 compiler = Deferred("spmd.compile.native.llvm.compiler")
 elementwise = Deferred("spmd.compile.expressions.scalar_ops")
 executable = Deferred("spmd.compile.executable.executable")

@@ -22,11 +22,10 @@ from spmd.base.background import is_ending
 from spmd.base.config import config
 from spmd.base.context import busy, state
 from spmd.base.device import Device, devices
-from spmd.base.errors import ArgumentError, DeviceError, ShardingError
+from spmd.base.errors import ArgumentError, ShardingError
 from spmd.base.record import field, record
 from spmd.base.source import current_source
 from spmd.base.traceback_filter import simplify
-from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, tell_of_move
 from spmd.base.tree import TreeDef, tree_flatten, tree_leaves
 from spmd.base.util import (
     MISS,
@@ -40,9 +39,17 @@ from spmd.base.util import (
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.dispatch.stages import Lowered, Traced, check_compiler_options, used_donations
 from spmd.compile.executable.nan_check import check_nans, kept_operands
-from spmd.compile.lazy import compiler, fast_call, key_uses, mesh_fast_call, select, stateful
+from spmd.compile.lazy import (
+    argument_checks,
+    compiler,
+    fast_call,
+    key_uses,
+    mesh_fast_call,
+    select,
+    stateful,
+)
 from spmd.core.argument_names import spread_over_arguments
-from spmd.core.aval import ShapedArray, ShapeDtypeStruct, is_arraylike, typeof
+from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import UNSPECIFIED, jit_p, jit_params, placing
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.mutable.cells import Cell, TouchedCells, cell_of
@@ -50,7 +57,7 @@ from spmd.core.rewrite import dce, drop_inputs, eval_closed, hoist_tracers, prun
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
 from spmd.core.trace_once import forget_traces
-from spmd.sharding.array import Array, check_donated, note_place, warn_unusable
+from spmd.sharding.array import check_donated, note_place, warn_unusable
 from spmd.sharding.call_cache import FastCalls, compared, hook, no_match, noting_device
 from spmd.sharding.constraint import (
     as_sharding,
@@ -133,13 +140,6 @@ class Entry:
 # compiles once. An entry never refers to the function, or neither would ever be freed.
 _entries = WeakCache()
 _instances: weakref.WeakSet[JitFunction] = weakref.WeakSet()
-
-
-def _static_text(key: Any) -> str:
-    """Static values as a user would write them."""
-    given, named, _ = key
-    parts = [f"argument {k}: {v!r}" for k, v in given] + [f"{k}={v!r}" for k, v in named]
-    return "(" + ", ".join(parts) + ")"
 
 
 def _home(what: str, device: Any, backend: str | None) -> SingleDeviceSharding | None:
@@ -273,20 +273,21 @@ class JitFunction:
                 f"{current_source()}: {self._signature.what}: it has {self._pinned}, and set_mesh "
                 f"has set {state.mesh}; leave {self._pinned} out, or call it outside"
             )
+        what, names = self._signature.what, partial(self._signature.leaf_names, args, kwargs)
         if self._in_shardings is not None:
-            self._check_placed(split, args, kwargs)
+            argument_checks.check_placed(what, names, split.leaves, self._placed(split))
         if self._only is not None:
-            self._check_only(split, args, kwargs)
+            argument_checks.check_only(what, names, split.leaves, self._only)
         if self._out_shardings is not None:
-            self._check_meets_results(split, args, kwargs)
+            argument_checks.check_meets_results(what, names, split.leaves, self._out_shardings)
         if guards_moves():
-            self._guard_transfers(split, args, kwargs)
+            is_placed = self._in_shardings is not None or self._out_shardings is not None
+            argument_checks.guard_transfers(what, names, split.leaves, is_placed)
         key = self._key(split, avals)
         entry = self._entries.get(key)
         if config.debug_key_reuse and key_uses.is_looking():
             entry = entry or self._new_entry(key, split, avals, args, kwargs)
             call = partial(self._call_pure, args, kwargs)
-            what = self._signature.what
             return key_uses.checked_call(entry.closed, split.leaves, what, call, tree_leaves)
         if not self._keep_unused and strays(split.leaves):
             entry = entry or self._new_entry(key, split, avals, args, kwargs)
@@ -299,10 +300,8 @@ class JitFunction:
             with collector_paused():  # for all that is made now at once
                 entry = entry or self._new_entry(key, split, avals, args, kwargs)
                 executable = self._compile(entry, layouts, device)
-        names = partial(self._signature.leaf_names, args, kwargs)
         if True in executable.donated:
-            jaxpr = entry.closed.jaxpr
-            check_donated(self._signature.what, split.leaves, executable.donated, names, jaxpr)
+            check_donated(what, split.leaves, executable.donated, names, entry.closed.jaxpr)
         looks = config.debug_nans or config.debug_infs
         given = kept_operands(split.leaves, executable.donated) if looks else split.leaves
         outs = _run(executable, split.leaves, names, entry)
@@ -433,29 +432,8 @@ class JitFunction:
             if cells:
                 raise TouchedCells(self._signature.what, cells) from None
             self._signature.check_arity(args, kwargs)
-            raise self._not_an_array(split, args, kwargs) from None
-
-    def _not_an_array(
-        self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> ArgumentError:
-        names = self._signature.leaf_names(args, kwargs)
-        name, bad = next(p for p in zip(names, split.leaves, strict=True) if not is_arraylike(p[1]))
-        root = name.split("[")[0].split(".")[0]
-        inside = f"take it out of {root} and " if root != name else ""
-        advice = (
-            f"If it belongs to the program rather than to its data, {inside}mark it static: "
-            f"jit({self._signature.name}, static_argnames={root if not inside else '...'!r}); "
-            "or close over it."
-        )
-        if getattr(bad, "__dict__", None) and not isinstance(bad, type):
-            kind = type(bad).__name__
-            advice += (
-                f" If it holds arrays, register {kind} with spmd.tree_util.register_dataclass."
-            )
-        return ArgumentError(
-            f"{self._signature.what}: argument {name} is {bad!r} of type {type(bad).__name__}, "
-            f"which is not an array.\n{advice}"
-        )
+            names = self._signature.leaf_names(args, kwargs)
+            raise argument_checks.not_an_array(self._signature, split.leaves, names) from None
 
     # ---- entries ----
 
@@ -492,7 +470,8 @@ class JitFunction:
         kwargs: dict[str, Any],
     ) -> Entry:
         if config.log_compiles or "1" in config.debug:
-            self._explain(split, avals, args, kwargs)
+            name, names = self._signature.name, self._signature.leaf_names(args, kwargs)
+            argument_checks.explain_compile(name, names, self._entries, key, avals)
         entry = self._trace(split, avals, args, kwargs)
         if not any(isinstance(c, Tracer) for c in entry.closed.consts):
             self._entries[key] = entry
@@ -586,108 +565,6 @@ class JitFunction:
             given.append(x)
         return given
 
-    def _check_placed(self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise if an argument that is over a mesh is not laid out as `in_shardings` says."""
-        what = f"{self._signature.what}: in_shardings"
-        for k, (x, place) in enumerate(zip(split.leaves, self._placed(split), strict=True)):
-            if place is None:
-                continue
-            is_struct = isinstance(x, ShapeDtypeStruct)
-            lies = x.sharding if is_struct or (type(x) is Array and x.committed) else None
-            wanted = as_sharding(what, place)
-            if state.mesh is not None and wanted.device_set != set(state.mesh.flat_devices()):
-                raise DeviceError(
-                    f"{current_source()}: {what}: entry {k} is {wanted}, and set_mesh has set "
-                    f"{state.mesh}, of other devices; give a sharding over that mesh, or call it "
-                    "outside"
-                )
-            # Over an abstract mesh a structure says nothing of devices.
-            if isinstance(lies, Sharding) and lies.layout[0] and lies.layout != wanted.layout:
-                name = self._signature.leaf_names(args, kwargs)[k]
-                raise ShardingError(
-                    f"{current_source()}: {what}: {name} ({typeof(x).short()}) is committed to "
-                    f"{lies}, and in_shardings says {wanted}; an argument is not moved "
-                    f"silently. Leave its entry None, or pass device_put({name}, sharding)"
-                )
-
-    def _check_meets_results(
-        self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Raise if an argument is committed to one device and `out_shardings` name others."""
-        placed = [k for k, x in enumerate(split.leaves) if type(x) is Array and x.committed]
-        one = next((k for k in placed if split.leaves[k].shards is None), None)
-        if one is None:
-            return
-        for place in tree_flatten(self._out_shardings, is_placement)[0]:
-            x = split.leaves[one]
-            if isinstance(place, Sharding) and place.device_set != x.sharding.device_set:
-                name = self._signature.leaf_names(args, kwargs)[one]
-                raise DeviceError(
-                    f"{current_source()}: {self._signature.what}: {name} ({x.aval.short()}) is "
-                    f"committed to {x.device!r}, and out_shardings names {place}; leave {name} "
-                    f"where it was computed, or pass device_put({name}, sharding)"
-                )
-
-    def _guard_transfers(self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Report the implicit transfers of a call: host arguments, and those on other devices."""
-        leaves = split.leaves
-        shardings = self._in_shardings, self._out_shardings
-        arrays = [x for x in leaves if type(x) is Array]
-        over_mesh = any(s is not None for s in shardings) or any(
-            x.shards is not None for x in arrays
-        )
-        device = next((x.device for x in arrays if x.shards is None and x.committed), None)
-        for k, x in enumerate(leaves):
-            if type(x) is not Array:
-                direction, moves = HOST_TO_DEVICE, "is of the host"
-            elif x.shards is None and (over_mesh or (device is not None and x.device != device)):
-                direction, moves = DEVICE_TO_DEVICE, f"lies on {x.device!r} alone"
-            else:
-                continue
-            name = self._signature.leaf_names(args, kwargs)[k]
-            what = f"{self._signature.what}: argument {name} ({typeof(x).short()}) {moves}"
-            tell_of_move(direction, what, f"pass device_put({name}) with its place")
-
-    def _check_only(self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise if an argument is committed to another device than that of all shardings."""
-        for k, x in enumerate(split.leaves):
-            if type(x) is Array and x.committed and x.sharding.device_set != self._only.device_set:
-                name = self._signature.leaf_names(args, kwargs)[k]
-                raise DeviceError(
-                    f"{current_source()}: {self._signature.what}: {name} ({x.aval.short()}) is "
-                    f"committed to {x.sharding}, and the shardings name {self._only.device}; pass "
-                    f"device_put({name}, {self._only.device!r})"
-                )
-
-    def _explain(
-        self,
-        split: Split,
-        avals: Sequence[ShapedArray],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        """Say on stderr why this call is compiled."""
-        names = self._signature.leaf_names(args, kwargs)
-        reason = "its first call"
-        for tree, before, static, context in reversed(self._entries):
-            if tree != split.tree:
-                reason = f"the arguments' structure changed from {tree} to {split.tree}"
-                continue
-            changed = [
-                f"{name} was {old}, is {new}"
-                for name, old, new in zip(names, before, avals, strict=True)
-                if old is not new
-            ]
-            if static != split.static_key:
-                old, new = _static_text(static), _static_text(split.static_key)
-                changed.append(f"the static values were {old}, are {new}")
-            if context != (state.axes, config.tracing, current_mesh()):
-                changed.append("the mesh or the axis names in scope, or a setting changed")
-            reason = "; ".join(changed)
-            break
-        inputs = ", ".join(map(str, avals))
-        print(f"spmd: compiling {self._signature.name} for ({inputs}): {reason}", file=sys.stderr)
-
     # ---- jax's names ----
 
     @api_boundary
@@ -721,7 +598,9 @@ class JitFunction:
         """Trace a call and run the compiler's passes; `.compile()` makes it callable."""
         traced = self.trace(*args, **kwargs)
         if self._in_shardings is not None:
-            self._check_placed(traced.split, args, kwargs)
+            what, names = self._signature.what, partial(self._signature.leaf_names, args, kwargs)
+            places = self._placed(traced.split)
+            argument_checks.check_placed(what, names, traced.split.leaves, places)
         return traced.lower()
 
     @api_boundary
