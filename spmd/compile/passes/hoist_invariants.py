@@ -5,6 +5,7 @@ the body hands on unchanged, and other invariant equations. Moving it out is not
 must be kept in memory and read in every iteration. So equations with real work move (a product, a
 reduction, an exp), with everything behind them; those that only move or scale elements stay, fused
 into the kernels that read them, and so do those that would read more memory outside than inside.
+What a product or a convolution reads is in memory anyway, so elementwise work before one moves.
 
 Inner loops go first: equations that leave them may then leave the outer ones too.
 """
@@ -23,6 +24,9 @@ from spmd.core.rewriting.equations import JaxprBuilder, finish, map_subjaxprs, s
 
 # Cheap to do again beside other work, and often larger than their operands.
 CHEAP = frozenset(MOVES) | {"iota", "pad", "concatenate"}
+# These read their operands from memory: no elementwise work is fused into them.
+FROM_MEMORY = frozenset(("dot_general", "conv_general_dilated"))
+VIEWS = frozenset(("permute_dims", "reshape"))
 # `optimization_barrier` says that its operands are to be computed here, not before.
 FIXED = frozenset(("optimization_barrier",))
 # Results of at most this many elements are kept at no cost, however little work they are.
@@ -67,10 +71,20 @@ class _Body:
         fixed = [v for e in self.jaxpr.eqns if e.effects or e.prim.name in FIXED for v in e.outvars]
         self.varying = dependents(self.jaxpr, [*changing, *fixed])
         self.makers = {v: e for e in self.jaxpr.eqns for v in e.outvars if v not in self.varying}
+        self.in_memory = self._read_from_memory()
         self.working: dict[Var, bool] = {}
         for eqn in self.jaxpr.eqns:
             self.working.update((v, self._does_work(eqn)) for v in eqn.outvars if v in self.makers)
         self.results = self._results()
+
+    def _read_from_memory(self) -> set[Var]:
+        """The operands of products and convolutions, also if these read them in another order."""
+        found: set[Var] = set()
+        for eqn in reversed(self.jaxpr.eqns):
+            is_view = eqn.prim.name in VIEWS and eqn.outvars[0] in found
+            if is_view or eqn.prim.name in FROM_MEMORY:
+                found.update(_variables(eqn.invars))
+        return found
 
     def _does_work(self, eqn: Eqn) -> bool:
         """Whether an invariant value has real work in it."""
@@ -103,7 +117,7 @@ class _Body:
             return eqn.prim.name not in CHEAP
         reads = max((v.aval.nbytes for v in _variables(eqn.invars)), default=0)
         is_cheap = eqn.prim.name in CHEAP or is_elementwise(eqn.prim.name)
-        if eqn.prim.name in CHEAP or not self.working[var]:
+        if eqn.prim.name in CHEAP or not (self.working[var] or var in self.in_memory):
             return False
         return not is_cheap or var.aval.nbytes <= reads
 

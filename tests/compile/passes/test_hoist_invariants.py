@@ -45,6 +45,25 @@ def test_cheap_work_stays_and_reads_what_it_read():
     assert "mul" in names(loop_of(closed).params["jaxpr"]) and "mul" not in names(closed)
 
 
+@pytest.mark.parametrize(
+    "product",
+    [lambda w, c: (2 * w) @ c, lambda w, c: c @ (2 * w).T, lambda w, c: (w + 1).reshape(6, 6) @ c],
+)
+def test_cheap_work_leaves_if_a_product_reads_it(product):
+    """The product's operand is in memory anyway: `(2 * w) @ c` wrote 2 * w in each iteration."""
+    closed = hoisted(lambda x, w: repeat(lambda c, w: snp.tanh(product(w, c)), x, w), X, W)
+    inside = names(loop_of(closed).params["jaxpr"])
+    assert "dot_general" in inside and not {"mul", "add"} & set(inside)
+
+
+def test_work_that_grows_before_a_product_stays():
+    def body(c, w):
+        return snp.tanh(w.astype(np.float32) @ c)
+
+    closed = hoisted(lambda x, w: repeat(body, x, w), X, W.astype(np.float16))
+    assert "convert_element_type" in names(loop_of(closed).params["jaxpr"])
+
+
 def test_a_broadcast_of_something_hoisted_stays_inside():
     def body(c, x):
         return c * lax.broadcast_in_dim(snp.exp(x), (6, 6), (1,))
