@@ -57,7 +57,7 @@ def _device(value: Any) -> Any:
 
 _PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
 
-# JAX's names of precisions. The CPU always computes with full precision.
+# JAX's names of precisions. The CPU always computes with full precision, GPUs as in JAX.
 _PRECISIONS = (
     *("default", "high", "highest", "bfloat16", "tensorfloat32", "float32"),
     *("ANY_F8_ANY_F8_F32", "ANY_F8_ANY_F8_F32_FAST_ACCUM", "ANY_F8_ANY_F8_ANY"),
@@ -301,7 +301,7 @@ SETTINGS = (
         "SPMD_MATMUL_PRECISION",
         None,
         _one_of(*_PRECISIONS),
-        "precision in equations of products that say none; all compute at full precision",
+        "precision in equations of products that say none; on CPUs all are of full precision",
     ),
 )
 

@@ -1,8 +1,8 @@
 """How exact products and functions must be, in JAX's words.
 
-Products are computed with full precision, and functions of one number within the bounds of
-docs/accuracy.md. So these arguments are checked and stand in equations,
-and change nothing.
+On CPUs products are computed with full precision, and functions of one number within the bounds of
+docs/accuracy.md. So these arguments are checked and stand in equations, and change nothing there.
+On GPUs a precision says what factors of float32 are rounded to, as in JAX.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from spmd.base.errors import ArgumentError, RefusedError
 
 
 class Precision(enum.Enum):
-    """How exact a product of floats must be; the CPU always computes with full precision."""
+    """How exact a product of floats must be; the CPU always computes with full precision.
+
+    On GPUs factors of float32 are rounded to TF32, unless it is `HIGHEST`.
+    """
 
     DEFAULT = 0
     HIGH = 1
@@ -32,7 +35,8 @@ class Precision(enum.Enum):
 class DotAlgorithmPreset(enum.Enum):
     """The algorithms of products that JAX names; the CPU always computes with full precision.
 
-    A name says the dtypes of both operands and of sums, and how many products each stands for.
+    A name says the dtypes of both operands and of sums, and how many products each stands for. On
+    GPUs factors of float32 are rounded to TF32, BF16 or F16 where it names one part of these.
     """
 
     DEFAULT = 0

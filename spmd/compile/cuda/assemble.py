@@ -125,7 +125,7 @@ def rendering(
 ) -> Rendered:
     """A callee as CUDA functions; equal ones are rendered once.
 
-    `alignment` divides the addresses of the operands of a product.
+    `alignment` divides the addresses of the operands of a product or contraction.
     """
     match callee:
         case Kernel():
@@ -134,7 +134,7 @@ def rendering(
             return render_product(callee, alignment)
         case BlockedAttention():
             return render_attention(callee)
-    return render_contraction(callee)
+    return render_contraction(callee, alignment)
 
 
 def _alignment(slots: Sequence[Slot]) -> int:
@@ -300,7 +300,8 @@ class Builder(ProgramBuilder):
                 operands = self.slots(step.refs[:2])
                 rendered = rendering(step.product, _alignment(operands))
             case Contract():
-                rendered = rendering(step.contraction)
+                operands = self.slots(step.refs[:2])
+                rendered = rendering(step.contraction, _alignment(operands))
             case Sort() | SortRows():
                 rendered = render_sort(step)
             case Attend():

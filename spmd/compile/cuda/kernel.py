@@ -101,8 +101,11 @@ def render_product(product: Product, alignment: int = ALIGNED) -> Rendered:
     return Rendered((as_function(comment, parameters, text, launch, arguments, True),))
 
 
-def render_contraction(given: Contraction) -> Rendered:
-    """Render a contraction over windows; its arguments are A, B, the result, the epilogue's."""
+def render_contraction(given: Contraction, alignment: int = ALIGNED) -> Rendered:
+    """Render a contraction over windows; its arguments are A, B, the result, the epilogue's.
+
+    `alignment` divides the addresses of A and B.
+    """
     check_contraction(given)
     after = () if given.epilogue is None else given.epilogue.args[1:]
     written = (2,) if given.epilogue is None else ()
@@ -111,7 +114,10 @@ def render_contraction(given: Contraction) -> Rendered:
         return _renumbered(render(windows.as_rows(given)), numbers, 3 + len(after))
     text = Text()
     text.depth = 1
-    launch = windows.WindowsText(given, text).write()
+    if windows.takes_tensor_cores(given):
+        launch = windows.TensorWindowsText(given, text, alignment).write()
+    else:
+        launch = windows.WindowsText(given, text).write()
     parameters = [f"const {given.dtype} *a", f"const {given.dtype} *b"]
     parameters += [f"{given.dtype} *out" for _ in written]
     parameters += [_parameter(arg, number) for number, arg in enumerate(after, 1)]

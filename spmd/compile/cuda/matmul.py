@@ -155,6 +155,8 @@ def plan_tiles(product: Product) -> Tiling:
 class ProductText:
     """Writes the body of a tiled product."""
 
+    # The element of C in the loops of the epilogue.
+    element = "sums[i][j]"
     # Of the tables that addresses need, in shared memory behind the slabs.
     table_bytes = 0
     # The depth of a slab.
@@ -255,7 +257,7 @@ class ProductText:
         step = p.epilogue.passes[0]
         for instr in step.instrs:
             if isinstance(instr, Load) and instr.arg == 0:
-                body.tiles[instr] = "sums[i][j]"
+                body.tiles[instr] = self.element
         text.add("#pragma unroll")
         with text.block(f"for (int i = 0; i < {t.rows}; i++)"):
             text.add("#pragma unroll")

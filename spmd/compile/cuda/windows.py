@@ -2,15 +2,20 @@
 
 A block keeps the offset of each row of its tile of A, and those of each depth of a slab in both
 operands, in shared memory: a division for each dim, once a row and once a depth. The offsets of the
-next slab are written while this one is multiplied, so they need no barrier of their own.
+next slab are written while this one is multiplied, so they need no barrier of their own. On tensor
+cores the table is of the rows only.
 
 Where one side is too narrow for tiles, each element of the result is a row kernel's sum.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from spmd.compile.cuda.body import LARGEST_INT
 from spmd.compile.cuda.matmul import NARROW, SIDE, ProductText, replay
+from spmd.compile.cuda.tensor_product import CHUNK, Slab, TensorText
 from spmd.compile.cuda.text import Text, digits, linear
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import affine_range
@@ -98,21 +103,17 @@ def as_product(given: Contraction) -> Product:
     epilogue = given.epilogue
     if epilogue is None:
         epilogue = store_epilogue(batch, m, n, dtype, dtype, c_strides(batch, m, n))
-    return Product(m, n, k, a, b, dtype, epilogue, batch)
+    return Product(m, n, k, a, b, dtype, epilogue, batch, given.tf32)
 
 
 def _last(strides: tuple[int, ...]) -> int:
     return strides[-1] if strides else 0
 
 
-class WindowsText(ProductText):
-    """Writes the body of a tiled contraction."""
+class _Windows(ProductText):
+    """The common part of tiles of a contraction: the offsets of rows, and where results go."""
 
-    def __init__(self, given: Contraction, text: Text):
-        self.given = given
-        super().__init__(as_product(given), text)
-        entries = self.tiling.tall + 2 * SIDE
-        self.table_bytes = entries * (4 if self.index == "int" else itemsize("i64"))
+    given: Contraction
 
     def fits(self) -> bool:
         given = self.given
@@ -126,14 +127,44 @@ class WindowsText(ProductText):
         # Index arithmetic may step one block past the end before it is compared.
         return largest < LARGEST_INT - 2**20
 
-    def tables(self, after: str) -> None:
-        text, tall = self.text, self.tiling.tall
-        text.add(f"{self.index} *rows_at = ({self.index} *)({after});")
-        text.add(f"{self.index} *left_at = rows_at + {tall}, *right_at = left_at + {SIDE};")
-        with text.block(f"for (int t = thread; t < {tall}; t += {SIDE * SIDE})"):
-            text.add(f"const {self.index} r = row + t;")
+    def rows_table(self, after: str, threads: int) -> None:
+        """Write the offset of each row of the tile of A, from the address `after` on."""
+        text, tall, index = self.text, self.tiling.tall, self.index
+        text.add(f"{index} *rows_at = ({index} *)({after});")
+        with text.block(f"for (int t = thread; t < {tall}; t += {threads})"):
+            text.add(f"const {index} r = row + t;")
             offset = _offset("r", self.given.rows, self.given.rows.first)
             text.add(f"rows_at[t] = r < {self.product.m} ? {offset} : 0;")
+
+    def batches(self, operand: Operand) -> list[tuple[str, int]]:
+        """The terms of an address that are those of its member of the batch."""
+        return [(self.body.dims[d], stride) for d, stride in enumerate(operand.batch)]
+
+    def results(self, step: Pass) -> None:
+        if not takes_result(self.given):
+            super().results(step)
+            return
+        *batch, row, column = (self.body.dims[d] for d in range(len(self.product.batch) + 2))
+        members = [(name, self.given.batch[3]) for name in batch]
+        rows = self.given.rows
+        terms = zip(digits(row, rows.sizes), rows.second, strict=True)
+        place = linear(0, [*members, *terms, (column, 1)])
+        self.text.add(f"out[{place}] = {self.element};")
+
+
+class WindowsText(_Windows):
+    """Writes the body of a tiled contraction."""
+
+    def __init__(self, given: Contraction, text: Text):
+        self.given = given
+        super().__init__(as_product(given), text)
+        entries = self.tiling.tall + 2 * SIDE
+        self.table_bytes = entries * _bytes_of(self.index)
+
+    def tables(self, after: str) -> None:
+        text, tall = self.text, self.tiling.tall
+        self.rows_table(after, SIDE * SIDE)
+        text.add(f"{self.index} *left_at = rows_at + {tall}, *right_at = left_at + {SIDE};")
         self._depths("thread")
         text.add("__syncthreads();")
 
@@ -149,20 +180,63 @@ class WindowsText(ProductText):
                 text.add(f"{name}[thread] = {_offset('q', depth, strides)};")
 
     def address(self, name: str, operand: Operand, start: str) -> str:
-        batch = [(self.body.dims[d], stride) for d, stride in enumerate(operand.batch)]
         if name == "left":
-            return linear(0, [*batch, ("rows_at[i]", 1), ("left_at[k]", 1)])
-        return linear(0, [*batch, ("right_at[k]", 1), (f"({start} + i)", 1)])
+            return linear(0, [*self.batches(operand), ("rows_at[i]", 1), ("left_at[k]", 1)])
+        return linear(0, [*self.batches(operand), ("right_at[k]", 1), (f"({start} + i)", 1)])
 
-    def results(self, step: Pass) -> None:
-        if not takes_result(self.given):
-            super().results(step)
-            return
-        *batch, row, column = (self.body.dims[d] for d in range(len(self.product.batch) + 2))
-        members = [(name, self.given.batch[3]) for name in batch]
-        rows = self.given.rows
-        terms = zip(digits(row, rows.sizes), rows.second, strict=True)
-        self.text.add(f"out[{linear(0, [*members, *terms, (column, 1)])}] = sums[i][j];")
+
+class TensorWindowsText(_Windows, TensorText):
+    """Writes the body of a contraction on tensor cores.
+
+    A thread copies few depths of a slab, whose offsets it computes.
+    """
+
+    def __init__(self, given: Contraction, text: Text, alignment: int):
+        self.given = given
+        super().__init__(as_product(given), text, alignment)
+        self.table_bytes = self.tiling.tall * _bytes_of(self.index)
+
+    def tables(self, after: str) -> None:
+        self.rows_table(after, self.tiling.threads)
+        self.text.add("__syncthreads();")
+
+    def slab(self, name: str, operand: Operand, start: str, size: int, tile: int) -> Slab:
+        depth, rows, steps = self.given.depth, self.given.rows, self.given.batch[1:3]
+        kind = name, operand, start, size, tile
+        most = math.gcd(self.alignment // 4, CHUNK // 4)
+        if name == "b":  # whose columns are contiguous
+            copied = math.gcd(most, *depth.second, steps[1])
+            return Slab(*kind, True, copied, 4)
+        along_side = _together(rows.sizes, rows.first, (*depth.first, steps[0]), most)
+        along_depth = _together(depth.sizes, depth.first, (*rows.first, steps[0]), most)
+        # Where no elements are copied together, neighbouring threads still read neighbours.
+        by_side = (along_side, _last(rows.first) == 1) > (along_depth, _last(depth.first) == 1)
+        return Slab(*kind, by_side, max(along_side, along_depth), 4)
+
+    def address(self, name: str, operand: Operand, start: str) -> str:
+        depth, batch = self.given.depth, self.batches(operand)
+        at = digits("(first + k)", depth.sizes)
+        strides = depth.first if name == "a" else depth.second
+        place = ("rows_at[i]", 1) if name == "a" else (f"({start} + i)", 1)
+        return linear(0, [*batch, place, *zip(at, strides, strict=True)])
+
+
+def takes_tensor_cores(given: Contraction) -> bool:
+    """Say whether tensor cores compute a contraction."""
+    return given.tf32 and given.dtype == "f32"
+
+
+def _together(
+    sizes: Sequence[int], strides: Sequence[int], others: Sequence[int], most: int
+) -> int:
+    """So many elements along the last of some dims are neighbours, aligned wherever they begin."""
+    if _last(tuple(strides)) != 1:
+        return 1
+    return math.gcd(most, sizes[-1], *strides[:-1], *others)
+
+
+def _bytes_of(index: str) -> int:
+    return 4 if index == "int" else itemsize("i64")
 
 
 def _offset(position: str, dims: Dims, strides: tuple[int, ...]) -> str:

@@ -11,6 +11,7 @@ from spmd.compile.definitions import (  # noqa: F401  (they declare definitions)
     random_words,
     series,
 )
+from spmd.compile.definitions.product_precision import choose_precision
 from spmd.compile.definitions.table import write_definitions
 
-__all__ = ["write_definitions"]
+__all__ = ["choose_precision", "write_definitions"]

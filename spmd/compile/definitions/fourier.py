@@ -92,8 +92,11 @@ def _product(x: Any, dim: int, size: int, sign: int) -> Any:
 
 
 def _roots(turns: np.ndarray, size: int, sign: int) -> np.ndarray:
-    """The roots of unity to these powers."""
-    return np.exp(sign * 2j * np.pi * (turns % size) / size)
+    """The roots of unity to these powers; 1, i, -1 and -i are exact."""
+    turns = turns % size
+    quarters = (8 * turns + size) // (2 * size)
+    angles = sign * np.pi * (4 * turns - quarters * size) / (2 * size)
+    return np.array([1, sign * 1j, -1, -sign * 1j])[quarters % 4] * np.exp(1j * angles)
 
 
 def _constant(values: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> Any:

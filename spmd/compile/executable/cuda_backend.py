@@ -364,7 +364,7 @@ def _direct(collective: Any, *how: Any) -> Any:
 
 
 def _own_passes(is_spread: bool) -> Sequence[Pass]:
-    own = (definitions.write_definitions,)
+    own = (definitions.choose_precision, definitions.write_definitions)
     return (*own, cuda_numbers.in_numbers_of_nccl) if is_spread else own
 
 

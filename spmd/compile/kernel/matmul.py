@@ -57,7 +57,8 @@ class Product:
     """A of m x k times B of k x n for each index of the batch dims, then the epilogue.
 
     The arguments of the step are A, B, and the epilogue's arguments without its first. Operands of
-    another dtype than `carried` are converted to it before they are multiplied.
+    another dtype than `carried` are converted to it before they are multiplied. With `tf32` factors
+    of float32 may be rounded to TF32, to 11 significant bits.
     """
 
     m: int
@@ -68,6 +69,7 @@ class Product:
     carried: str  # the dtype in which products are computed and summed
     epilogue: Kernel  # outer (*batch, m), inner (n,); argument 0 is C, contiguous
     batch: tuple[int, ...] = ()
+    tf32: bool = False
     # As those of kernels: steps that multiply alike have one product, which many tables have.
     _hash: int = kept_hash()
 

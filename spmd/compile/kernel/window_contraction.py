@@ -77,7 +77,7 @@ class Contraction:
     Columns are contiguous in B and in out. The batch is one dim: its size, and the strides along it
     in A, B and out. An epilogue follows a batch of one whose rows are contiguous in out, too. It is
     that of a product of `rows.count` rows: its argument 0 is out, its others are the arguments
-    behind out, and it may write over out where it has read it.
+    behind out, and it may write over out where it has read it. `tf32` is as in products.
     """
 
     dtype: str  # of all three, f32 or f64
@@ -86,6 +86,7 @@ class Contraction:
     columns: int
     batch: tuple[int, int, int, int] = (1, 0, 0, 0)
     epilogue: Kernel | None = None
+    tf32: bool = False
 
     @property
     def multiply_adds(self) -> int:

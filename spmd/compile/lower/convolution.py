@@ -39,6 +39,7 @@ from spmd.compile.lower.epilogues import Follower, with_epilogue
 from spmd.compile.lower.in_place import read_in_place
 from spmd.compile.lower.kernels import launch
 from spmd.compile.lower.lowering import Lowering, host, rule
+from spmd.compile.lower.matmul import allows_tf32
 from spmd.compile.lower.steps import Contract, Launch, Multiply, Ref
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Eqn
@@ -295,6 +296,8 @@ class _Convolution:
             )
         )
         self.lhs, self.rhs = lhs, rhs
+        # TF32 has all numbers of 16-bit floats.
+        self.tf32 = allows_tf32(eqn) or {lhs.dtype, rhs.dtype} <= {"bf16", "f16"}
         self.feature_groups = eqn.params["feature_group_count"]
         self.batch_groups = eqn.params["batch_group_count"]
         self.groups = self.feature_groups * self.batch_groups
@@ -389,7 +392,8 @@ class _Convolution:
         if len(rows.sizes) <= 1 and len(depth.sizes) <= 1:
             self.multiply(rows, depth, dtype, refs, (a, b, c))
             return
-        made = Contraction(dtype, rows, depth, self.columns, (self.groups, a, b, c))
+        groups = (self.groups, a, b, c)
+        made = Contraction(dtype, rows, depth, self.columns, groups, tf32=self.tf32)
         if self.follower is not None:
             epilogue, rest = self.attached(rows, dtype, keep=False)
             made = replace(made, epilogue=epilogue)
@@ -426,6 +430,7 @@ class _Convolution:
             carried=dtype,
             epilogue=NO_EPILOGUE,
             batch=batch,
+            tf32=self.tf32,
         )
         if self.follower is not None:
             epilogue, rest = self.attached(rows, dtype, self.follower.keeps)

@@ -130,17 +130,22 @@ def result_of(eqn: Eqn) -> tuple[Result, str] | None:
 def view_product(eqn: Eqn) -> View | None:
     """How an equation is a product; None if its dtypes are not those of one."""
     lhs, rhs = eqn.invars
-    numbers = eqn.params["dimension_numbers"]
-    found = _view_of(lhs.aval, rhs.aval, eqn.outvars[0].aval, numbers)
+    numbers, tf32 = eqn.params["dimension_numbers"], allows_tf32(eqn)
+    found = _view_of(lhs.aval, rhs.aval, eqn.outvars[0].aval, numbers, tf32)
     if found is None:
         return None
     left, right, product, result = found
     return View((_Side(lhs, left), _Side(rhs, right)), product, result)
 
 
+def allows_tf32(eqn: Eqn) -> bool:
+    """Whether the factors of a product or convolution may be rounded to TF32."""
+    return getattr(eqn.params["precision"], "name", "") == "TF32_TF32_F32"
+
+
 @lru_cache(maxsize=1024)
 def _view_of(
-    lhs: ShapedArray, rhs: ShapedArray, out: ShapedArray, numbers: DimensionNumbers
+    lhs: ShapedArray, rhs: ShapedArray, out: ShapedArray, numbers: DimensionNumbers, tf32: bool
 ) -> tuple[_Strides, _Strides, Product, Result] | None:
     """How operands of these types are multiplied, and how each is walked through."""
     source, result = (storage_dtype(aval.dtype) for aval in (lhs, out))
@@ -159,7 +164,8 @@ def _view_of(
             side.repack(order)
         found = _collapsed(out, sides, numbers, free, carried)
         assert found is not None, "repacked operands collapse"
-    return *sides, *found
+    made, where = found
+    return *sides, replace(made, tf32=True) if tf32 else made, where
 
 
 class _Strides:

@@ -111,6 +111,15 @@ def field(x: int, start: int, length: int, type: str) -> int:
     return wrapped(found, type)
 
 
+def dot_of_bytes(x: int, y: int, total: int, left: str, right: str) -> int:
+    """dp4a."""
+    parts = [
+        [wrapped(v >> shift, f"{kind[0]}8") for shift in (0, 8, 16, 24)]
+        for v, kind in ((x, left), (y, right))
+    ]
+    return wrapped(total + sum(a * b for a, b in zip(*parts, strict=True)), "s32")
+
+
 def inserted(x: int, into: int, start: int, length: int) -> int:
     """bfi.b32."""
     mask = (((1 << min(length & 255, 32)) - 1) << (start & 255)) & 0xFFFFFFFF
@@ -164,6 +173,10 @@ INTEGERS: dict[str, tuple[str, list[str], Callable[..., int | None]]] = {
         "s64", ["s64", "u32:small", "u32:small"], lambda x, s, n: field(x, s, n, "s64")),
     "bfi.b32 %0, %1, %2, %3, %4;": (
         "u32", ["u32", "u32", "u32:small", "u32:small"], inserted),
+    "dp4a.s32.s32 %0, %1, %2, %3;": (
+        "s32", ["u32", "u32", "s32"], lambda x, y, z: dot_of_bytes(x, y, z, "s32", "s32")),
+    "dp4a.u32.s32 %0, %1, %2, %3;": (
+        "s32", ["u32", "u32", "s32"], lambda x, y, z: dot_of_bytes(x, y, z, "u32", "s32")),
     "prmt.b32 %0, %1, %2, %3;": ("u32", ["u32", "u32", "u32"], permuted),
     "lop3.b32 %0, %1, %2, %3, 0x96;": ("u32", ["u32"] * 3, lambda x, y, z: x ^ y ^ z),
     "lop3.b32 %0, %1, %2, %3, 0xE8;": (
@@ -295,6 +308,23 @@ def test_conversion_to_integers_saturates(name):
         assert number == expected, value
 
 
+def test_tf32_has_eleven_bits():
+    source = """extern "C" __global__ void f(unsigned *out, const float *x) {
+      asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out[threadIdx.x]) : "f"(x[threadIdx.x]));
+    }"""
+    x = numbers("f32", 0)
+    half, nan = np.float32(1 + 2.0**-11), np.uint32(0x7F800001).view(np.float32)
+    x[:6] = [half, -half, np.nextafter(half, np.float32(1)), np.inf, nan, -0.0]
+    with np.errstate(invalid="ignore"):  # NumPy looks at the NaN
+        got = run(source, np.zeros(COUNT, np.uint32), x).view(np.float32)
+    scale = np.exp2(10 - np.floor(np.log2(np.abs(x[6:].astype(np.float64)))))
+    scaled = np.abs(x[6:]) * scale
+    wanted = np.copysign(np.floor(scaled + 0.5) / scale, x[6:])
+    assert list(got[:4]) == [1 + 2.0**-10, -1 - 2.0**-10, 1, np.inf]
+    assert np.isnan(got[4]) and np.signbit(got[5])
+    np.testing.assert_array_equal(got[6:], wanted)
+
+
 def test_conversions_between_floats():
     x = numbers("f32", 3)
     x[20] = np.nan
@@ -423,6 +453,17 @@ extern "C" __global__ void f(float *c, const unsigned short *a, const unsigned s
   o[0] = s[0]; o[1] = s[1]; o[64] = s[2]; o[65] = s[3];
 }
 """
+
+
+def test_a_warp_multiplies_tiles_of_tf32():
+    source = MMA.replace("HALF", "tf32").replace("m16n8k16", "m16n8k8").replace("k += 16", "k += 8")
+    source = source.replace("unsigned short", "unsigned")
+    a, b = (np.random.default_rng(0).standard_normal(s).astype("f4") for s in ((16, 64), (8, 64)))
+    got = run(source, np.zeros((16, 8), np.float32), a, b, threads=32).reshape(16, 8)
+    # The lower bits of factors are ignored.
+    left, right = ((x.view(np.uint32) & 0xFFFFE000).view(np.float32) for x in (a, b))
+    expected = left.astype(np.float64) @ right.astype(np.float64).T
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("half", ["bf16", "f16"])

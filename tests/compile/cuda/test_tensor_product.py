@@ -91,10 +91,29 @@ WITH_EPILOGUES = [
 ]
 
 
+# Factors of float32 that may be rounded: all layouts, copies of 16 and 4 bytes, edges, no depth.
+TF32 = [
+    replace(product_of(m, n, k, "f32", left, right, batch=batch), tf32=True)
+    for (m, n, k), left, right, batch in (
+        ((64, 32, 40), "rows", "rows", ()),
+        ((64, 32, 40), "columns", "columns", (2,)),
+        ((37, 41, 35), "columns", "rows", ()),
+        ((65, 36, 100), "rows", "columns", ()),
+        ((9, 33, 0), "rows", "rows", ()),
+    )
+]
+
+
 @functools.cache
 def cases() -> list[ProductCase]:
     gaps = ProductCase(GAPS, case_of(replace(GAPS, k=256)).arrays)
-    return [*map(case_of, (*LAYOUTS, *EDGES, *BATCHES)), gaps, *WITH_EPILOGUES]
+    return [*map(case_of, (*LAYOUTS, *EDGES, *BATCHES, *TF32)), gaps, *WITH_EPILOGUES]
+
+
+def in_tf32(x: np.ndarray) -> np.ndarray:
+    """Numbers rounded to TF32."""
+    bits = x.view(np.uint32) + np.uint32(1 << 12)
+    return (bits & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def assert_values(all_cases: list[ProductCase], rendered: list[Rendered], mode="checked") -> None:
@@ -102,7 +121,8 @@ def assert_values(all_cases: list[ProductCase], rendered: list[Rendered], mode="
     emulator = Emulator(functions)
     for case, each in zip(all_cases, rendered, strict=True):
         expected, got = [x.copy() for x in case.arrays], [x.copy() for x in case.arrays]
-        interpret_product(case.product, *expected)
+        factors = map(in_tf32, expected[:2]) if case.product.tf32 else expected[:2]
+        interpret_product(case.product, *factors, *expected[2:])
         emulator.run(each, got)
         with np.errstate(all="ignore"):
             assert_close(case.product.epilogue, expected[1:], got[1:], loose=4)
@@ -123,7 +143,8 @@ def test_products_give_the_values_of_the_interpreter():
 def test_larger_tiles_give_them(shape, monkeypatch):
     monkeypatch.setattr(tensor_product, "SHAPES", (shape,))
     rows, columns = case_of(product_of(130, 140, 72, batch=(2,))), case_of(LAYOUTS[2])
-    assert_values([rows, columns], [render_product(case.product) for case in (rows, columns)])
+    chosen = [rows, columns, case_of(TF32[3])]
+    assert_values(chosen, [render_product(case.product) for case in chosen])
 
 
 def test_operands_may_begin_anywhere():
@@ -178,13 +199,14 @@ def mutants(function: Function) -> Iterator[Function]:
 
 def test_each_barrier_and_each_wait_is_needed():
     # Five slabs, of which four are in shared memory at once, and two by elements.
-    chosen = [case_of(p) for p in (product_of(32, 32, 160), EDGES[2])]
+    tf32 = replace(product_of(32, 32, 80, "f32"), tf32=True)
+    chosen = [case_of(p) for p in (product_of(32, 32, 160), tf32, EDGES[2])]
     found = [
         (case, mutant)
         for case in chosen
         for mutant in mutants(*render_product(case.product).functions)
     ]
-    assert len(found) == 6 + 3
+    assert len(found) == 6 + 6 + 3
     emulator = Emulator([mutant for _, mutant in found])
     for case, mutant in found:
         with pytest.raises(CudaError, match=r"no barrier between|nothing waits for that"):
@@ -194,10 +216,14 @@ def test_each_barrier_and_each_wait_is_needed():
 # ---- costs -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "tf32"])
 @pytest.mark.parametrize("number", range(len(LAYOUTS)))
-def test_nothing_moves_twice(number):
+def test_nothing_moves_twice(number, dtype):
     """Sectors and wavefronts are the least in each layout; each slab is read once a block."""
     p = layouts(32)[number]
+    if dtype == "tf32":
+        a, b = (replace(operand, dtype="f32") for operand in (p.a, p.b))
+        p = replace(p, a=a, b=b, tf32=True)
     rendered = render_product(p)
     (traffic,) = Emulator(rendered.functions, mode="counted").run(rendered, case_of(p).arrays)
     assert traffic is not None and traffic.counted == traffic.accesses
@@ -205,7 +231,7 @@ def test_nothing_moves_twice(number):
         moved, least = traffic.total(space)
         assert moved == least
     blocks = rendered.functions[0].launch.grid
-    read = blocks * (32 + 32) * p.k * 2
+    read = blocks * (32 + 32) * p.k * (2 if dtype == "bf16" else 4)
     assert traffic.total("global")[0] * 32 == read + 4 * p.m * p.n
 
 
@@ -217,6 +243,11 @@ def test_they_compile_without_spills(arch):
         for dtype, left, right in (("bf16", "rows", "rows"), ("f16", "columns", "columns"))
     ]
     large += [product_of(4095, 4097, 4099), product_of(1024, 1024, 64)]
+    large += [
+        replace(product_of(n, n, n, "f32", by, by), tf32=True)
+        for n in (4096, 4097)
+        for by in ("rows", "columns")
+    ]
     products = [*large, WITH_EPILOGUES[0].product]
     functions = [f for product in products for f in render_product(product).functions]
     usage = compile_cubin(module_text(functions), arch).usage

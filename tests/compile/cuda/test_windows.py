@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ from spmd import lax
 from spmd import numpy as snp
 from spmd.base.config import config
 from spmd.compile.cuda.kernel import module_text, render_contraction
-from spmd.compile.cuda.launch import SHARED_WITHOUT_ASKING, Rendered
+from spmd.compile.cuda.launch import MOST_SHARED, SHARED_WITHOUT_ASKING, Rendered
 from spmd.compile.cuda.nvrtc import compile_cubin
 from spmd.compile.cuda.windows import is_narrow
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.window_contraction import Contraction, Dims
 from tests.compile.cpu.matmul.test_window_plan import image_case
 from tests.compile.cuda.emulated import Emulator
+from tests.compile.cuda.test_tensor_product import in_tf32
 from tests.compile.kernel.interpret_products import interpret_contraction
 
 # Images, their size, features, side of the window, columns: narrow ones, the edges of tiles, depths
@@ -110,6 +111,34 @@ def test_contractions_give_the_values_of_the_interpreter(mode):
         each.check(got)
 
 
+def test_tensor_cores_give_the_values_of_factors_in_tf32():
+    rng = np.random.default_rng(1)
+    made = [each for each in cases() if each.given.dtype == "f32" and not is_narrow(each.given)]
+    for sizes in ((2, 6, 8, 3, 16), (1, 9, 4, 3, 32)):
+        given, a, b = image_case(rng, "float32", *sizes)
+        made.append(case(given, a, b, given.rows.count * given.columns))
+    # Rows side by side in A, as in images whose features come first.
+    first = Contraction("f32", Dims((8, 8), (12, 1), (80, 10)), Dims((3, 4), (144, 12), (36, 9)), 9)
+    made.append(case(first, *(rng.normal(size=n).astype("f4") for n in (600, 120)), 640))
+    found = [
+        (each, render_contraction(replace(each.given, tf32=True), alignment))
+        for each in made
+        for alignment in (16, 4)
+    ]
+    texts = [function.text for _, rendered in found for function in rendered.functions]
+    assert all("on tensor cores" in text for text in texts)
+    for nbytes in (16, 8, 4):
+        assert any(f"copy_async<{nbytes}>" in text for text in texts)
+    assert any("load_tf32_fragment<8, true, true>" in text for text in texts)
+    emulator = Emulator([f for _, rendered in found for f in rendered.functions])
+    for each, rendered in found:
+        got = [x.copy() for x in each.arrays]
+        emulator.run(rendered, got)
+        wanted = [*map(in_tf32, each.arrays[:2]), *(x.copy() for x in each.arrays[2:])]
+        interpret_contraction(each.given, *wanted)
+        replace(each, wanted=wanted).check(got)
+
+
 @pytest.mark.parametrize("mode", ["plain", "checked"])
 def test_strides_may_run_backwards_from_where_a_begins(mode):
     given = Contraction("f32", Dims((9, 2), (-4, 1), (20, 10)), Dims((3,), (1,), (9,)), 9)
@@ -139,12 +168,17 @@ def test_strides_may_run_backwards_from_where_a_begins(mode):
 def test_contractions_compile_without_spills(arch):
     rng = np.random.default_rng(0)
     large = [image_case(rng, dtype, 1, 66, 64, 3, 128)[0] for dtype in ("float32", "float64")]
+    large += [
+        replace(image_case(rng, "float32", *sizes)[0], tf32=True)
+        for sizes in ((32, 66, 64, 3, 128), (8, 35, 3, 7, 64))
+    ]
     rendered = [each.rendered for each in cases()] + [render_contraction(x) for x in large]
     functions = {f.symbol: f for each in rendered for f in each.functions}
     usage = compile_cubin(module_text(functions.values()), arch).usage
     for symbol, function in functions.items():
         assert usage[symbol].spill_stores == 0, function.text
-        assert function.launch.shared <= SHARED_WITHOUT_ASKING
+        most = MOST_SHARED if "on tensor cores" in function.text else SHARED_WITHOUT_ASKING
+        assert function.launch.shared <= most
 
 
 def test_addresses_that_no_int_holds_are_long():

@@ -51,6 +51,12 @@ def test_fourier_transforms_of_all_kinds_of_sizes(size):
         np.testing.assert_allclose(found, wanted, 0, 1e-6 * np.abs(wanted).max())
 
 
+def test_quarter_turns_of_fourier_transforms_are_exact():
+    x = np.array([1, 2, 1, 2], np.complex64)
+    (found,) = by_definition(lambda x: lax.fft(x, "fft", (4,)), "fft", x)
+    np.testing.assert_array_equal(found, [6, 0, -2, 0])
+
+
 @pytest.mark.parametrize(
     "algorithm", [lax.RandomAlgorithm.RNG_PHILOX, lax.RandomAlgorithm.RNG_THREE_FRY]
 )

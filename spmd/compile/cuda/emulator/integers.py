@@ -46,6 +46,23 @@ def multiply(t: Thread, i: Instruction) -> None:
     t.write(i.operands[0], product)
 
 
+def dot_of_four(t: Thread, i: Instruction) -> None:
+    """`dp4a`: four products of the bytes of two numbers, added to a third.
+
+    The compiler makes it of sums of products of 8-bit integers.
+    """
+    _, left, right = i.opcode
+    into, *texts = i.operands
+    x, y, total = (t.read(text, "i32") for text in texts)
+    for byte in range(4):
+        factors = (
+            t.cast(t.cast(v >> 8 * byte, "i8"), "i32", kind[0] == "s")
+            for v, kind in ((x, left), (y, right))
+        )
+        total = total + next(factors) * next(factors)
+    t.write(into, total)
+
+
 def divide(t: Thread, i: Instruction) -> None:
     """`div`, `rem`: where C++ has no value, neither has this, but it does not trap."""
     signed = i.opcode[-1][0] == "s"
@@ -244,6 +261,7 @@ HANDLERS: dict[str, Callable[[Thread, Instruction], None]] = {
     **dict.fromkeys(("popc", "clz"), count),
     "neg": negate,
     "abs": absolute,
+    "dp4a": dot_of_four,
     "lop3": lop3,
     "shf": funnel,
     "brev": reverse,

@@ -11,8 +11,10 @@ from spmd.compile.cuda.emulator.layout import LANE_WORDS, WORDS
 from spmd.compile.native.llvm.function_builder import Function, Value, Words
 
 SHUFFLES = ("bfly", "up", "down", "idx")
-# mma.sync.m16n8k16: a lane gives four numbers of A and two of B, two elements each.
+# mma.sync: a lane gives four numbers of A and two of B, each one element of TF32 or two of 16 bits.
 A_WORDS, B_WORDS = 4, 2
+# The depth of the tiles that are multiplied, by the type of their elements.
+DEPTHS = {"f16": 16, "bf16": 16, "tf32": 8}
 
 
 def shuffle_text(symbol: str, mode: str) -> str:
@@ -79,11 +81,11 @@ def matrix_text(symbol: str, transposed: bool) -> str:
 
 
 def multiply_text(symbol: str, half: str) -> str:
-    """`void (env, thread, sums)`: add the products of tiles of 16 x 16 and 16 x 8 to four floats.
+    """`void (env, thread, sums)`: add the products of tiles of 16 x d and d x 8 to four floats.
 
     Sum k of a lane is C[lane / 4 + 8 (k / 2), 2 (lane % 4) + k % 2]. A's word r of a lane holds
     rows lane / 4 + 8 (r % 2) and columns 2 (lane % 4) + 8 (r / 2) and the next; B's likewise, with
-    rows and columns exchanged.
+    rows and columns exchanged. A word of TF32 is one element: columns lane % 4 + 4 (r / 2).
     """
     f = Function(symbol, "void", ["ptr", "i64", "ptr"])
     environment, thread, sums = f.params
@@ -92,20 +94,27 @@ def multiply_text(symbol: str, half: str) -> str:
 
     def element(owner: Value, word: Value | int, upper: Value) -> Value:
         bits = _taken(f, environment, first + owner, word)
+        if half == "tf32":  # the lower bits are ignored
+            return f.convert("bitcast", bits & -(1 << 13), "float")
         shifted = f.emit("i32", f"lshr i32 {bits.text}, {f.convert('trunc', upper, 'i32').text}")
         if half == "bf16":
             return f.convert("bitcast", shifted << 16, "float")
         narrow = f.convert("bitcast", f.convert("trunc", shifted, "i16"), "half")
         return f.convert("fpext", narrow, "float")
 
+    def factors(k: int, depth: Value) -> tuple[Value, Value]:
+        if half == "tf32":
+            pair, upper, later = depth & 3, depth, depth >> 2
+        else:
+            pair, upper, later = (depth & 7) >> 1, (depth & 1) << 4, depth >> 3
+        a = element(row + pair, (later << 1) + k // 2, upper)
+        return a, element(((column + k % 2) << 2) + pair, later + A_WORDS, upper)
+
     for k in range(4):
         total = f.var("float")
         total.set(f.load("float", sums, 4 * k))
-        with f.range(0, 16) as depth:
-            pair, upper = (depth & 7) >> 1, (depth & 1) << 4
-            a = element(row + pair, ((depth >> 3) << 1) + k // 2, upper)
-            b = element(((column + k % 2) << 2) + pair, (depth >> 3) + A_WORDS, upper)
-            total.set(f.call("llvm.fma.f32", "float", a, b, total.get()))
+        with f.range(0, DEPTHS[half]) as depth:
+            total.set(f.call("llvm.fma.f32", "float", *factors(k, depth), total.get()))
         f.store(total.get(), sums, 4 * k)
     return f.text()
 

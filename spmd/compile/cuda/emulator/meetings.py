@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spmd.compile.cuda.emulator.coroutines import BARRIER, MEET, MEET_IN_ORDER, suspend
-from spmd.compile.cuda.emulator.lanes import SHUFFLES
+from spmd.compile.cuda.emulator.lanes import DEPTHS, SHUFFLES
 from spmd.compile.cuda.emulator.layout import LANE_WORDS
 from spmd.compile.cuda.emulator.memory import host_address
 from spmd.compile.cuda.emulator.native_functions import BALLOT, MATRIX, MULTIPLY, SHUFFLE
@@ -102,10 +102,11 @@ def load_matrices(t: Thread, i: Instruction) -> None:
 
 
 def multiply(t: Thread, i: Instruction) -> None:
-    """`mma.sync.aligned.m16n8k16.row.col.f32.*.*.f32` of f16 or bf16."""
+    """`mma.sync.aligned.m16n8k16.row.col.f32.*.*.f32` of f16 or bf16, `m16n8k8` of TF32."""
     half = i.opcode[7] if len(i.opcode) == 10 else ""
-    expected = ("mma", "sync", "aligned", "m16n8k16", "row", "col", "f32", half, half, "f32")
-    if i.opcode != expected or half not in MULTIPLY:
+    shape = f"m16n8k{DEPTHS.get(half, 0)}"
+    expected = ("mma", "sync", "aligned", shape, "row", "col", "f32", half, half, "f32")
+    if i.opcode != expected:
         raise UnknownPtxError(str(i))
     groups = [[x.strip() for x in each.strip("{} ").split(",")] for each in i.operands]
     into, a, b, c = groups

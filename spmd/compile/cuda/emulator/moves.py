@@ -86,6 +86,9 @@ def select(t: Thread, i: Instruction) -> None:
 
 def convert(t: Thread, i: Instruction) -> None:
     """`cvt`, between any two types."""
+    if i.opcode == ("cvt", "rna", "tf32", "f32"):
+        _round_to_tf32(t, i)
+        return
     types: list[str] = [word for word in i.opcode if is_type(word) or word == "bf16"]
     if len(types) != 2:
         raise UnknownPtxError(str(i))
@@ -137,6 +140,14 @@ def _resized(t: Thread, i: Instruction, x: Value, type: str) -> Value:
     if type != "float":
         raise UnknownPtxError(str(i))
     return moved(t, near, x - t.f.convert("fpext", near, x.type), direction)
+
+
+def _round_to_tf32(t: Thread, i: Instruction) -> None:
+    """Ten bits behind the point; a number in the middle goes away from zero."""
+    into, text = i.operands
+    x = t.read(text, "float")
+    rounded = (t.cast(x, "i32") + (1 << 12)) & -(1 << 13)
+    t.write(into, t.choose(t.compare("uno", x, x), 0x7FFFFFFF, rounded))
 
 
 def _convert_bf16(t: Thread, i: Instruction, target: str, source: str) -> None:

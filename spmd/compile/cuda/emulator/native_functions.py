@@ -34,7 +34,7 @@ MATRIX = {
 }
 MULTIPLY = {
     half: _shared(f"multiply_{half}", lambda s, half=half: lanes.multiply_text(s, half))
-    for half in ("f16", "bf16")
+    for half in lanes.DEPTHS
 }
 _CHECKS = CHECK_GLOBAL, CHECK_SHARED, REPORT
 RESET_COPIES = _shared("reset_copies", late_copies.reset_text)
