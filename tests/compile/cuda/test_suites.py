@@ -27,7 +27,8 @@ ON_EMULATOR = {
 
 
 def same_as_host(seed: int) -> None:
-    closed, args = random_program(seed)
+    with config.override("default_matmul_precision", "highest"):
+        closed, args = random_program(seed)
     executable = compile_jaxpr(closed, device=spmd.devices("cuda")[0])
     for found, wanted in zip(executable(args), by_impl(closed, args), strict=True):
         found = np.asarray(found)
