@@ -15,6 +15,7 @@ Array([2., 5., 0.], dtype=float32)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,6 +25,7 @@ from spmd import numpy as snp
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, RefError, ShapeError
 from spmd.base.source import current_source
+from spmd.base.tree import register_pytree_node_class
 from spmd.core.aval import HasAval, ShapeDtypeStruct, typeof
 from spmd.core.mutable import cells
 from spmd.core.mutable.cells import AbstractRef
@@ -63,6 +65,9 @@ class Ref(cells.Cell, HasAval):
     def sharding(self) -> Any:
         """The sharding of the value that it holds now."""
         return cells.read(self, "sharding").sharding
+
+    def row(self, k: Any) -> RefPart:
+        return RefPart(self, k)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -116,12 +121,44 @@ class _At:
 
 
 class RefPart:
-    """A part of a mutable array, `ref.at[index]`: reads and writes go to that array."""
+    """A part of a mutable array, `ref.at[index]`: reads and writes go to that array.
+
+    As a pytree it is that array and the arrays in its index, so that rules of `custom_vjp` take it.
+    """
 
     __slots__ = ("_index", "_whole")
 
     def __init__(self, whole: Any, index: Any):
         self._whole, self._index = whole, index
+
+    def tree_flatten(self) -> tuple[list[Any], Any]:
+        index = self._index if isinstance(self._index, tuple) else (self._index,)
+        arrays = [k for k in index if hasattr(k, "shape")]
+        fixed = tuple(None if hasattr(k, "shape") else (k,) for k in index)
+        return [self._whole, *arrays], _Index(fixed, isinstance(self._index, tuple))
+
+    @classmethod
+    def tree_unflatten(cls, how: _Index, children: Sequence[Any]) -> RefPart:
+        whole, *arrays = children
+        rest = iter(arrays)
+        index = tuple(next(rest) if k is None else k[0] for k in how.fixed)
+        return cls(whole, index if how.is_tuple else index[0])
+
+    def get(self, index: Any = None) -> Array:
+        """Return the elements at an index."""
+        return self[index]
+
+    def set(self, value: Any, index: Any = None) -> None:
+        """Write the elements at an index."""
+        self[index] = value
+
+    def swap(self, value: Any, index: Any = None) -> Array:
+        """Write the elements at an index, and return what was there."""
+        return swap(self, index, value)
+
+    def addupdate(self, x: Any, idx: Any = ()) -> None:
+        """Add to the elements at an index."""
+        addupdate(self, idx, x)
 
     @property
     def at(self) -> _At:
@@ -146,6 +183,27 @@ class RefPart:
         part = self._whole[self._index]
         value = _fitting(self, _part(part, index), value, "set")
         self._whole[self._index] = part.at[index].set(value)
+
+
+register_pytree_node_class(RefPart)
+
+
+class _Index:
+    """The rest of an index, with None for its arrays; compared as text, as slices are."""
+
+    __slots__ = ("fixed", "is_tuple")
+
+    def __init__(self, fixed: tuple[Any, ...], is_tuple: bool):
+        self.fixed, self.is_tuple = fixed, is_tuple
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Index) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        return f"{self.fixed}{self.is_tuple}"
 
 
 # ---- making and ending -------------------------------------------------------------------------
@@ -211,7 +269,7 @@ def free_ref(ref: Ref) -> None:
 # ---- reading and writing -----------------------------------------------------------------------
 
 
-def get(ref: Ref, idx: Any = None) -> Array:
+def get(ref: Ref | RefPart, idx: Any = None) -> Array:
     """Return the elements of a mutable array at an index: `ref[idx]`.
 
     `idx` is an index as of NumPy, and all of the array if it is None or `...`. Raises `RefError`
@@ -220,10 +278,12 @@ def get(ref: Ref, idx: Any = None) -> Array:
     >>> get(new_ref(np.arange(3.0)), 1)
     Array(1., dtype=float32)
     """
+    if isinstance(ref, RefPart):
+        return ref[idx]
     return _part(cells.read(_checked(ref, "get"), "get"), idx)
 
 
-def set(ref: Ref, idx: Any, value: Any) -> None:  # JAX's name
+def set(ref: Ref | RefPart, idx: Any, value: Any) -> None:  # JAX's name
     """Write the elements of a mutable array at an index: `ref[idx] = value`.
 
     `value` has the shape of what is there (there is no broadcasting) and the array's dtype; other
@@ -239,7 +299,7 @@ def set(ref: Ref, idx: Any, value: Any) -> None:  # JAX's name
     swap(ref, idx, value, "set")
 
 
-def swap(ref: Ref, idx: Any, value: Any, _function_name: str = "swap") -> Array:
+def swap(ref: Ref | RefPart, idx: Any, value: Any, _function_name: str = "swap") -> Array:
     """Write the elements of a mutable array at an index, and return what was there.
 
     The arguments and errors are those of `set`; the result has the shape and dtype of `value`.
@@ -248,6 +308,9 @@ def swap(ref: Ref, idx: Any, value: Any, _function_name: str = "swap") -> Array:
     >>> swap(ref, 2, 9.0), ref[...]
     (Array(2., dtype=float32), Array([0., 1., 9.], dtype=float32))
     """
+    if isinstance(ref, RefPart):
+        old, ref[idx] = ref[idx], value
+        return old
     before = cells.read(_checked(ref, _function_name), _function_name)
     old = _part(before, idx)
     value = _fitting(ref, old, value, _function_name)
@@ -256,7 +319,7 @@ def swap(ref: Ref, idx: Any, value: Any, _function_name: str = "swap") -> Array:
     return old
 
 
-def addupdate(ref: Ref, idx: Any, x: Any) -> None:
+def addupdate(ref: Ref | RefPart, idx: Any, x: Any) -> None:
     """Add to the elements of a mutable array at an index: `ref[idx] += x`.
 
     The arguments and errors are those of `set`.
@@ -266,6 +329,9 @@ def addupdate(ref: Ref, idx: Any, x: Any) -> None:
     >>> ref[...]
     Array([5., 1., 2.], dtype=float32)
     """
+    if isinstance(ref, RefPart):
+        ref[idx] = lax.add(ref[idx], _fitting(ref, ref[idx], x, "addupdate"))
+        return
     before = cells.read(_checked(ref, "addupdate"), "addupdate")
     x = _fitting(ref, _part(before, idx), x, "addupdate")
     after = lax.add(before, x) if _is_all(idx) else before.at[idx].add(x)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from spmd.api.flat import FlatFunction, Residual, as_array, as_derivative, check_varies
+from spmd.api.mutable_arguments import CellArguments, has_cells, write_tangents
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, GradError, PytreeError, ShapeError
 from spmd.base.source import current_source
@@ -22,6 +23,7 @@ from spmd.core.axis import cast_to_vma
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import jvp_flat
 from spmd.core.linearize import linearize_flat
+from spmd.core.mutable.cells import values_of
 from spmd.core.primitive import Zero
 from spmd.core.rewrite import eval_closed
 
@@ -52,7 +54,8 @@ def jvp(
     The result is the pair (value, tangent), of equal structure, shapes and dtypes; with
     `has_aux=True`, `fun` returns (value, aux) and the result is (value, tangent, aux). `primals`
     and `tangents` are tuples of equal structure, and each tangent has the shape and dtype of its
-    primal (float0 for an integer or boolean one).
+    primal (float0 for an integer or boolean one). Those of mutable arrays are mutable arrays, which
+    are left with the tangent of the last value.
 
     Raises `ArgumentError` if they are no tuples, `PytreeError` or `ShapeError` if they do not
     match, and `GradError` if an integer has a tangent of another dtype than float0.
@@ -65,6 +68,8 @@ def jvp(
             f"{current_source()}: jvp({function_name(fun)}): primals and tangents must be tuples, "
             f"got {type(primals).__name__} and {type(tangents).__name__}"
         )
+    if has_cells(primals):
+        return _jvp_with_cells(fun, primals, tangents, has_aux)
     flat, in_tree = tree_flatten((tuple(primals), {}))
     flat_tangents, tangent_tree = tree_flatten((tuple(tangents), {}))
     if in_tree != tangent_tree:
@@ -84,6 +89,18 @@ def jvp(
     moved = [as_derivative(t) for t in out_tangents]
     value, tangent = flat_f.value(outs), flat_f.value(moved)
     return (value, tangent, flat_f.aux(outs)) if has_aux else (value, tangent)
+
+
+def _jvp_with_cells(
+    fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool
+) -> Any:
+    call = CellArguments(f"jvp({function_name(fun)})", fun, primals, has_aux)
+    moving, others = call.tangents(tangents)
+    found = jvp(call.pure, call.primals, (values_of(moving), others), has_aux)
+    (out, after), (tangent, tangents_after) = found[:2]
+    call.write(after)
+    write_tangents(moving, tangents_after)
+    return out, tangent, *found[2:]
 
 
 def _check_tangent(fun: Any, name: str, aval: ShapedArray, t: Any, casts: bool = False) -> Any:
@@ -137,6 +154,8 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     >>> f_jvp(1.0), f_jvp(10.0)
     (Array(6., dtype=float32, weak_type=True), Array(60., dtype=float32, weak_type=True))
     """
+    if has_cells(primals):
+        return _linearize_with_cells(fun, primals, has_aux)
     flat, in_tree = tree_flatten((primals, {}))
     names = leaf_names(fun, primals)
     check_arrays(f"linearize({function_name(fun)})", names, flat)
@@ -165,3 +184,18 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
 
     value, pushforward = flat_f.value(outs), Residual(push, linear)
     return (value, pushforward, flat_f.aux(outs)) if has_aux else (value, pushforward)
+
+
+def _linearize_with_cells(fun: Callable[..., Any], primals: Sequence[Any], has_aux: bool) -> Any:
+    call = CellArguments(f"the linearized {function_name(fun)}", fun, primals, has_aux)
+    split: Any = linearize  # whose overloads take literals only
+    (out, after), pushforward, *aux = split(call.pure, *call.primals, has_aux=has_aux)
+    call.write(after)
+
+    def push(*tangents: Any) -> Any:
+        moving, others = call.tangents(tangents)
+        tangent, tangents_after = pushforward(values_of(moving), others)
+        write_tangents(moving, tangents_after)
+        return tangent
+
+    return out, push, *aux

@@ -50,7 +50,7 @@ def spread(flags: Sequence[bool], values: Sequence[Any], avals: Sequence[Any]) -
 
 def refuse_io(where: str, fix: str, *parts: ClosedJaxpr) -> None:
     """Raise if a part calls `io_callback`, whose calls would be other than the program says."""
-    if any({"io", "ordered io"} & closed.effects for closed in parts):
+    if any({"IO", "OrderedIO"} & closed.effects for closed in parts):
         raise RefusedError(f"{current_source()}: io_callback is not possible in {where}; {fix}")
 
 

@@ -26,7 +26,7 @@ from spmd.core.call import nonzero
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import JVPTrace, instantiate
 from spmd.core.linearize import MixedTrace
-from spmd.core.mutable.cells import put_cells, take_cells
+from spmd.core.mutable.cells import RowOfLoop, put_cells, take_cells
 from spmd.core.primitive import Primitive, Zero
 from spmd.core.rewrite import hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
@@ -152,6 +152,8 @@ class Call:
         leaves, self.in_tree = tree_flatten(tuple(given))
         # Mutable arrays are no values that are differentiated: the rules get them as they are.
         self.cells, self.flat = take_cells(leaves)
+        if any(cell.is_row for cell in self.cells.values()):
+            raise RowOfLoop(f"{self.name}: an argument is a row of a mutable array")
         self.avals = [typeof(x) for x in self.flat]
         self.out_tree: TreeDef | None = None
         self.f = f

@@ -425,7 +425,7 @@ io_callback_p = Primitive(
     multiple=True,
     # Each device makes its own call, whose results need not be equal even if the operands are.
     vma=lambda avals, params: frozenset(manual_axes()),
-    effects=lambda params: frozenset(("ordered io" if params["ordered"] else "io",)),
+    effects=lambda params: frozenset(("OrderedIO" if params["ordered"] else "IO",)),
 )
 
 # ---- debug_callback ----------------------------------------------------------------------------
@@ -508,7 +508,7 @@ debug_callback_p = Primitive(
     batch=_debug_batch,
     dims=_NOT_PARTITIONED,
     multiple=True,
-    effects=lambda params: frozenset(("ordered debug" if params["ordered"] else "debug",)),
+    effects=lambda params: frozenset(("OrderedDebug" if params["ordered"] else "Debug",)),
 )
 
 # ---- effects_barrier ---------------------------------------------------------------------------

@@ -31,7 +31,7 @@ R = TypeVar("R")
 class Cell:
     """A mutable place for one value of fixed shape and dtype."""
 
-    __slots__ = ("__weakref__", "_frozen", "_level", "_value", "aval", "made_at")
+    __slots__ = ("__weakref__", "_frozen", "_level", "_value", "aval", "is_row", "made_at")
 
     aval: ShapedArray
 
@@ -41,12 +41,17 @@ class Cell:
         # The trace that was current when the value came in: it may hold this one's tracers.
         self._level: Trace = state.trace
         self._frozen: Source | None = None
+        self.is_row = False  # whether it holds a row of another one for an iteration of a loop
         self.made_at: Source = current_source()
 
     @property
     def shown(self) -> Any:
         """The form that functions see."""
         return self
+
+    def row(self, k: Any) -> Any:
+        """A row of it, `k` of which is a value: reads and writes of it go to this cell."""
+        raise NotImplementedError
 
     @classmethod
     def holding(cls, value: Any, aval: Any) -> Cell:
@@ -95,6 +100,14 @@ class TouchedCells(RefError):
             f"{cells[0].made_at}) that it closes over. Functions under jit, scan, while_loop, "
             "cond, checkpoint and their like can do that; here, return the value instead"
         )
+
+
+class RowOfLoop(RefError):
+    """A rule of the user's takes a cell that holds a row of a loop.
+
+    The backward pass would write to it when its iteration is long over. The loop is staged again
+    with views of the cells that have the rows.
+    """
 
 
 class Touches:
@@ -390,7 +403,7 @@ class Box(Cell):
     def __init__(self, thing: Any, kind: Any, level: Trace):
         self.aval = BoxType(kind)  # type: ignore[assignment]
         self._kind, self._thing, self._level = kind, thing, level
-        self._frozen = None
+        self._frozen, self.is_row = None, False
         self._is_open = False
         self.made_at = current_source()
         _boxes[id(thing)] = self

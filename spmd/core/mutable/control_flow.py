@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from spmd.base.errors import RefError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.base.util import wraps
 from spmd.core.mutable.cells import (
     Cell,
+    RowOfLoop,
     cell_of,
     held,
     put_back,
@@ -102,17 +105,30 @@ def _scan_over_rows(
     """A scan over cells: each iteration has one with a row, whose last value is a result."""
     cells = [leaves[k] for k in rows]
     given = [read(x) if isinstance(x, Cell) else x for x in leaves]
+    count = cells[0].aval.shape[0] if cells[0].aval.shape else 0
 
     def body(carry: Any, x: Any) -> Any:
         parts = list(x)
         mine = []
         for k, cell in zip(rows, cells, strict=True):
             parts[k] = type(cell)(parts[k], cell.aval.update(shape=cell.aval.shape[1:]))
+            parts[k].is_row = True
             mine.append(parts[k])
         carry, y = f(carry, tree_unflatten(tree, parts))
         return carry, (y, values_of(mine))
 
-    last, (ys, values) = scan_with_cells(run, named_as(f, body), init, given, inside)
+    def body_of_views(carry: Any, x: Any) -> Any:
+        i, parts = x[0], list(x[1:])
+        for k, cell in zip(rows, cells, strict=True):
+            parts.insert(k, cell.row(i))
+        return f(carry, tree_unflatten(tree, parts))
+
+    try:
+        last, (ys, values) = scan_with_cells(run, named_as(f, body), init, given, inside)
+    except RowOfLoop:
+        others = [x for k, x in enumerate(leaves) if k not in rows]
+        numbered = [np.arange(count, dtype=np.int32), *others]
+        return scan_with_cells(run, named_as(f, body_of_views), init, numbered, inside)
     put_back(cells, values)
     return last, ys
 
