@@ -309,6 +309,7 @@ SETTINGS = (
 # Settings that change how functions are traced, beside `enable_x64`: a program compiled for one
 # value is not run under another.
 TRACING_SETTINGS = (
+    "disable_jit",
     "debug_key_reuse",
     "numpy_rank_promotion",
     "numpy_dtype_promotion",
