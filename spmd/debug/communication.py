@@ -16,6 +16,7 @@ from spmd.collectives.volume import KINDS, axes_of, received
 from spmd.compile.executable.memory_analysis import MemoryAnalysis, memory_of
 from spmd.compile.executable.mesh_program import MeshProgram
 from spmd.compile.executable.select import partitioned
+from spmd.compile.passes.hoist_invariants import hoist_invariants
 from spmd.compile.passes.simplify import simplify
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr, Eqn, Var, subjaxprs
@@ -69,8 +70,11 @@ def collectives_of(program: Program) -> list[Collective]:
 
 
 def moves_of(closed: ClosedJaxpr, sizes: Mapping[Any, int]) -> list[Collective]:
-    """The collectives of a jaxpr over axes of these sizes; what is asked for twice is made once."""
-    return list(_walk(simplify(closed), sizes, 1))
+    """The collectives of a jaxpr over axes of these sizes; what is asked for twice is made once.
+
+    What a loop asks for again and again is made before it.
+    """
+    return list(_walk(simplify(hoist_invariants(closed)), sizes, 1))
 
 
 def _walk(closed: ClosedJaxpr, sizes: Mapping[Any, int], times: int) -> Iterator[Collective]:

@@ -19,6 +19,7 @@ from spmd.base.source import UNKNOWN, Source, current_source
 from spmd.collectives.volume import KINDS, received
 from spmd.compile.executable.select import partitioned
 from spmd.compile.passes.pipeline import inline_calls
+from spmd.compile.passes.hoist_invariants import hoist_invariants
 from spmd.compile.passes.simplify import simplify
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var, subjaxprs
 from spmd.partition.moves import combined, moved
@@ -231,7 +232,7 @@ def _constrained(closed: ClosedJaxpr, var: Var, plan: Plan, split: Split) -> Clo
 def _received(made: ClosedJaxpr) -> int:
     """The bytes that a device receives in a call."""
     params = made.eqns[0].params
-    rows = _equations(simplify(params["jaxpr"]), 1)
+    rows = _equations(simplify(hoist_invariants(params["jaxpr"])), 1)
     return sum(received(e, params["mesh"].shape) * n for e, n in rows if e.prim.name in KINDS)
 
 

@@ -170,3 +170,15 @@ def test_moves_that_only_a_failed_check_makes_are_left_out():
 
     moved = debug.collectives(counted)(put(X, mesh, "x"))
     assert [c.value for c in moved if c.value == "f32[]"] == ["f32[]"]
+
+
+def test_what_a_loop_does_not_change_is_gathered_once():
+    """The compiler moves it before the loop, and so it is counted."""
+    mesh = spmd.make_mesh((4,), ("x",), AxisType.Auto)
+
+    def f(x: Any, w: Any) -> Any:
+        return lax.scan(lambda x, _: (snp.tanh(x @ w) - x.max(0), None), x, None, length=3)
+
+    x, w = put(np.ones((8, 64), np.float32), mesh, "x"), put(np.eye(64), mesh, "x")
+    found = {c.kind: c.times for c in debug.collectives(f)(x, w)}
+    assert found == {"all_gather": 1, "all_reduce": 3}
