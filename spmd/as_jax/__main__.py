@@ -45,7 +45,7 @@ def _run_text(text: str | bytes, name: str) -> None:
     for key in [k for k in here if k not in ("__name__", "__builtins__")]:
         del here[key]
     here.update(__file__=name, __spec__=None, __package__=None, __loader__=None, __doc__=None)
-    exec(compile(text, name, "exec"), here)
+    exec(compile(text, name, "exec", dont_inherit=True), here)
 
 
 if __name__ == "__main__":

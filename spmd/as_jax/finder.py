@@ -24,6 +24,7 @@ from typing import Any
 from spmd.as_jax import report
 from spmd.as_jax.refuse import missing, refusal, refusing
 from spmd.base.errors import ArgumentError
+from spmd.transport.world import share_values
 
 # The API that spmd follows: what programs compare versions with.
 API_LEVEL = "0.10.2"
@@ -263,3 +264,4 @@ def install() -> None:
         )
     sys.meta_path.insert(0, _finder)
     report.start()
+    share_values()

@@ -16,7 +16,9 @@ import spmd.core.primitive as core
 from spmd.api.compiled import jit
 from spmd.base.context import current_trace, state
 from spmd.base.errors import RefusedError
+from spmd.base.util import split_list
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.custom import custom_jvp, custom_jvp_call_p
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Refused
 from spmd.core.stage import trace_to_jaxpr
@@ -128,7 +130,28 @@ def _bind_with_trace(
 ) -> Any:
     """Apply a primitive under a trace, as if that were the current one."""
     with current_trace(trace):
+        if self is custom_jvp_call_p and "subfuns" in params:
+            fun, rule = params["subfuns"]
+            return _of_functions(fun, rule, params["symbolic_zeros"])(*operands)
         return trace.process(self, operands, params)
+
+
+def _of_functions(fun: Any, rule: Any, symbolic_zeros: bool) -> Callable[..., list[Any]]:
+    """A function of flat arguments, and its rule: JAX's traces hand both on untraced."""
+
+    def jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        for store in rule.stores:  # the rule of a loop's body may be asked more than once
+            store.reset()
+        outs = rule.call_wrapped(*primals, *tangents)
+        values, moves = split_list(outs, [len(outs) // 2])
+        return values, moves
+
+    def flat(*args: Any) -> list[Any]:
+        return list(fun.call_wrapped(*args))
+
+    made = custom_jvp(flat)
+    made.defjvp(jvp, symbolic_zeros)
+    return made
 
 
 # A library's trace hands primitives of ours to the trace below it.

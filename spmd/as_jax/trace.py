@@ -11,11 +11,14 @@ from typing import Any
 
 import spmd.core.trace as core
 from spmd.as_jax.jax.extend.linear_util import WrappedFun, wrap_init
+from spmd.base.util import split_list
 from spmd.core.aval import ShapedArray
 from spmd.core.custom import custom_jvp_call_p
+from spmd.core.custom_common import SymbolicZero
 from spmd.core.custom_vjp import custom_vjp_call_p
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.primitive import Primitive
+from spmd.core.jvp import instantiate
+from spmd.core.primitive import Primitive, Zero
 from spmd.core.rewrite import eval_closed
 
 __all__ = ["Trace", "Tracer"]
@@ -43,11 +46,14 @@ class Trace(core.Trace, metaclass=_StandsFor):
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         """Apply a primitive: JAX has methods for functions with derivatives of their own."""
         if prim is custom_jvp_call_p and _handles(self, "process_custom_jvp_call"):
-            fun, (jvp,) = _functions(params, ("_jvp",))
+            fun, _ = _functions(params, ())
+            jvp = wrap_init(_flat_jvp(params["_jvp"], params["num_consts"]))
             return self.process_custom_jvp_call(prim, fun, jvp, operands, symbolic_zeros=False)
         if prim is custom_vjp_call_p and _handles(self, "process_custom_vjp_call"):
             fun, (fwd, bwd) = _functions(params, ("_fwd", "_bwd"))
-            return self.process_custom_vjp_call(prim, fun, fwd, bwd, operands, None, False)
+            return self.process_custom_vjp_call(
+                prim, fun, fwd, bwd, operands, out_trees=None, symbolic_zeros=False
+            )
         return self.process_primitive(prim, operands, params)
 
     def process_primitive(
@@ -75,11 +81,33 @@ class Trace(core.Trace, metaclass=_StandsFor):
         fwd: Any,
         bwd: Any,
         tracers: Sequence[Any],
+        *,
         out_trees: Any,
         symbolic_zeros: bool,
     ) -> Any:
         """Apply a `custom_vjp` function."""
         raise NotImplementedError(f"{type(self).__name__} has no process_custom_vjp_call")
+
+    def stage_value(self, val: Any) -> Any:
+        """A tracer of this trace for a value."""
+        raise NotImplementedError(f"{type(self).__name__} has no stage_value")
+
+    def full_raise(self, x: Any) -> Any:
+        """The value itself: JAX lifts none beforehand, and keeps the method."""
+        return x
+
+    def invalidate(self) -> None:
+        """Declare that no tracer of this trace may be used any more."""
+        self.finish()
+
+    def is_valid(self) -> bool:
+        """Whether tracers of this trace may be used."""
+        return self.alive
+
+    @property
+    def main(self) -> Any:
+        """The tag of the trace, if it has one."""
+        return getattr(self, "tag", None)
 
 
 class Tracer(core.Tracer, metaclass=_StandsFor):
@@ -115,3 +143,15 @@ def _functions(
     fun: Callable[..., Any] = lambda *args: eval_closed(closed, *args)  # noqa: E731
     fun.__name__ = params["name"]
     return wrap_init(fun), [wrap_init(params[name]) for name in rules]
+
+
+def _flat_jvp(rule: Callable[..., Any], num_consts: int) -> Callable[..., list[Any]]:
+    """A rule as JAX has it: from primals and tangents in one list to those of the results."""
+
+    def jvp(*args: Any) -> list[Any]:
+        primals, tangents = split_list(args, [len(args) // 2])
+        ins = [Zero(t.aval) if isinstance(t, SymbolicZero) else t for t in tangents]
+        outs, moves = rule(primals[num_consts:], ins[num_consts:])
+        return [*outs, *map(instantiate, moves)]
+
+    return jvp

@@ -37,6 +37,7 @@ exits = Deferred("spmd.transport.process_exit")
 forks = Deferred("spmd.transport.fork_guard")
 inject = Deferred("spmd.transport.fault_injection")
 mpi_transport = Deferred("spmd.transport.mpi.communicator")
+key_value = Deferred("spmd.transport.key_value")
 tracing = Deferred("spmd.transport.trace_export")
 shm_segment = Deferred("spmd.transport.shm.segment")
 
@@ -62,6 +63,8 @@ class _CurrentJob:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.job: Job | None = None
+        self.shares_values = False
+        self.client: Any = None  # the `KeyValueClient` of this rank
 
 
 _current = _CurrentJob()
@@ -117,6 +120,7 @@ def initialize(process_index: int | None = None, process_count: int | None = Non
                 world = inject.wrapped(made.world, lambda: FLIGHT.words[STEP])
                 made = replace(made, world=world)
             _current.job = made
+            _share_values()
         joined = _current.job
     if process_count not in (None, joined.world.size) or process_index not in (
         None,
@@ -156,6 +160,7 @@ def replace_job(made: Job) -> None:
     """Replace this process's job by that of the ranks left."""
     with _current.lock:
         _current.job = made
+        _share_values()
     for call in _forget:
         call()
 
@@ -167,6 +172,28 @@ def after_recovery(call: Callable[[], None]) -> Callable[[], None]:
     """Register a function to call when the job goes on with fewer ranks."""
     _forget.append(call)
     return call
+
+
+def share_values() -> None:
+    """Give the ranks a key-value store, when this process joins its job, now if it has.
+
+    **Every rank must make the call**: JAX's libraries need the store, and as_jax asks for it.
+    """
+    with _current.lock:
+        _current.shares_values = True
+        if _current.job is not None:
+            _share_values()
+
+
+def key_value_client() -> Any:
+    """The `KeyValueClient` of this rank; None in a job of one, or of ranks that share no values."""
+    return _current.client
+
+
+def _share_values() -> None:
+    joined = _current.job
+    if joined is not None and _current.shares_values:
+        _current.client = key_value.start(joined) if joined.world.size > 1 else None
 
 
 @contextlib.contextmanager

@@ -208,6 +208,16 @@ def test_a_module_and_a_text(tmp_path):
     assert said.strip() == "spmd.as_jax.jax ['-c', 'b']"
 
 
+def test_annotations_of_a_program_are_values(tmp_path):
+    program = """
+        import jax
+        class Named:
+            x: jax.Array
+        print(Named.__annotations__["x"] is jax.Array)
+    """
+    assert run(program, folder=tmp_path).stdout.strip() == "True"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [

@@ -134,3 +134,40 @@ def test_registered_classes_are_taken_apart_and_put_together():
         assert (kind in ours) == (kind in theirs)
         assert (ours.get(kind) is None) == (theirs.get(kind) is None)
     assert Box in list(ours) and len(ours) == len(list(ours))
+
+
+# ---- values that processes share -----------------------------------------------------------------
+
+RANKS = """
+import threading
+import jax
+assert jax._src.distributed.global_state.client is None
+me, n = jax.process_index(), jax.process_count()
+client = jax._src.distributed.global_state.client
+client.key_value_set(f"rank/{me}", str(me * me))
+met = []
+waits = threading.Thread(target=lambda: met.append(client.wait_at_barrier("other thread", 30000)))
+waits.start()
+# A collective of all ranks beside a barrier that is under way.
+total = jax.pmap(lambda x: jax.lax.psum(x, "i"), axis_name="i")(jax.numpy.ones(1))
+waits.join()
+client.wait_at_barrier(barrier_id="all", timeout_in_ms=30000)
+print("found", client.key_value_dir_get("rank"), int(total[0]), met)
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_share_values(mpirun):
+    done = mpirun(3, ["-m", "spmd.as_jax", "-c", RANKS], timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = "found [('rank/0', '0'), ('rank/1', '1'), ('rank/2', '4')] 3 [None]"
+    assert done.stdout.count(found) == 3, done.stdout
+
+
+def test_a_process_alone_has_no_store(run_python):
+    code = (
+        "import sys, jax; jax.devices(); assert jax._src.distributed.global_state.client is None; "
+        "assert 'multiprocessing.connection' not in sys.modules"
+    )
+    done = run_python(["-m", "spmd.as_jax", "-c", code])
+    assert done.returncode == 0, done.stderr

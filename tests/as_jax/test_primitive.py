@@ -347,3 +347,58 @@ def test_tracers_of_every_transformation_are_tracers_for_a_library():
     spmd.jit(lambda x: seen.append(isinstance(x, core.Tracer)))(1.0)
     spmd.vmap(lambda x: seen.append(isinstance(x, Counted)) or x)(snp.ones(2))
     assert seen == [True, False] and not isinstance(snp.ones(2), core.Tracer)
+
+
+class Seeing(Counting):
+    """Handles `custom_vjp` as JAX calls it, with keyword arguments."""
+
+    def process_custom_vjp_call(
+        self, primitive, fun, fwd, bwd, tracers, /, *, out_trees, symbolic_zeros
+    ):
+        self.seen.append("custom_vjp_call")
+        return fun.call_wrapped(*tracers)
+
+
+def test_the_methods_of_a_trace_are_those_of_jax():
+    half = spmd.custom_vjp(lambda x: x / 2)
+    half.defvjp(lambda x: (half(x), None), lambda _, ct: (ct / 2,))
+    with core.take_current_trace() as parent:
+        trace = Seeing(parent)
+        trace.tag = "mine"
+        with core.set_current_trace(trace):
+            out = half(Counted(trace, snp.float32(3)))
+    assert trace.seen[0] == "custom_vjp_call" and float(out.val) == 1.5
+    assert trace.full_raise(out) is out and trace.main == "mine"
+    assert trace.is_valid()
+    trace.invalidate()
+    assert not trace.is_valid() and Counting(parent).is_valid()
+    with pytest.raises(NotImplementedError, match="Seeing has no stage_value"):
+        trace.stage_value(1.0)
+
+
+class Handing(Counting):
+    """Hands a function with a rule on to the trace below, as JAX's traces do."""
+
+    def process_custom_jvp_call(self, primitive, fun, jvp, tracers, *, symbolic_zeros):
+        inner = [x.val if isinstance(x, Counted) else x for x in tracers]
+        avals = tuple(get_aval(x) for x in inner)
+        params = {"subfuns": (fun, jvp), "symbolic_zeros": symbolic_zeros}
+        outs = primitive.bind_with_trace(self.parent, tuple(inner), avals, params)
+        return [Counted(self, x) for x in outs]
+
+
+def test_a_trace_of_a_library_hands_on_functions_with_rules():
+    cube = spmd.custom_jvp(lambda x, y: x * x * x + y)
+    cube.defjvp(lambda xs, ts: (cube(*xs), 7.0 * ts[0] + ts[1]))
+
+    def f(x):
+        with core.take_current_trace() as parent:
+            trace = Handing(parent)
+            with core.set_current_trace(trace):
+                out = cube(Counted(trace, x), 1.0)
+        return out.val
+
+    assert float(f(2.0)) == 9.0
+    assert float(spmd.grad(f)(2.0)) == 7.0
+    assert float(spmd.jit(spmd.grad(f))(2.0)) == 7.0
+    assert spmd.vmap(spmd.grad(f))(snp.arange(3.0)).tolist() == [7.0] * 3
