@@ -311,7 +311,9 @@ def difference(schedules: Sequence[Schedule]) -> CollectiveError:
     first = [schedules[ranks[0]] for ranks in groups]
     same = len({s.name for s in first}) == 1
     what = first[0].program if same else "what to run"
+    # Other arguments or collectives make other equations: these count where nothing else differs.
     found = list(_findings(groups, first))
+    found = found or list(_equation_findings(groups, [s.equations for s in first]))
     head = f"ranks disagree about {what}; nothing of it has run."
     diff = "\n".join(found)
     if "collectives" in config.debug:
@@ -353,7 +355,6 @@ def _findings(groups: list[list[int]], first: list[Schedule]) -> Iterator[str]:
     if not users:
         for text in _entry_findings(groups, [s.exchanges for s in first]):
             yield f"after the compiler joined small collectives, {text}"
-    yield from _equation_findings(groups, [s.equations for s in first])
 
 
 def _sides(title: str, groups: list[list[int]], texts: Sequence[str]) -> str:

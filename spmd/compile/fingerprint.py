@@ -20,7 +20,12 @@ from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Primitive
 from spmd.core.trace import to_numpy
+from spmd.sharding.abstract_mesh import AbstractMesh
 from spmd.sharding.array import Array
+from spmd.sharding.spec import Mesh, PartitionSpec
+
+# Types of which equal values have one text, and others another.
+_WRITTEN = frozenset((bool, int, str, float, complex, slice, PartitionSpec, AbstractMesh))
 
 
 class NoFingerprintError(Exception):
@@ -117,8 +122,12 @@ class _Writer:
     def _value(self, value: Any) -> str:
         """A parameter. Types are told apart where equal values of two types mean two programs."""
         kind = type(value)
-        if value is None or kind in (bool, int, str, float, complex, slice):
+        if value is None or kind in _WRITTEN:
             return repr(value)
+        if kind is Mesh:
+            return f"{value!r} of {[d.id for d in value.flat_devices()]}"
+        if kind is frozenset:
+            return f"frozenset({' '.join(sorted(map(self._value, value)))})"
         if kind in (tuple, list) or isinstance(value, tuple):
             return f"{kind.__name__}({' '.join([self._value(v) for v in value])})"
         if kind is ClosedJaxpr or kind is Jaxpr:

@@ -655,6 +655,16 @@ def warn_unusable(what: str, avals: Iterable[ShapedArray]) -> None:
         )
 
 
+def check_alive(what: str, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
+    """Raise a DeletedError for the first operand that is deleted; `names()` gives their names."""
+    for k, x in enumerate(leaves):
+        if isinstance(x, Array) and x.is_deleted():
+            raise DeletedError(
+                f"{what}: {names()[k]} ({x.aval}) was deleted or donated to an earlier call "
+                "(donate_argnums); use that call's result instead"
+            ) from None
+
+
 def check_donated(
     what: str,
     leaves: Sequence[Any],

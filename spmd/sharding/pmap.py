@@ -14,7 +14,13 @@ import numpy as np
 from spmd.base.config import config
 from spmd.base.context import state
 from spmd.base.device import Device, devices, local_devices, too_few_devices
-from spmd.base.errors import ArgumentError, DeviceError, PytreeError, ShardingError
+from spmd.base.errors import (
+    ArgumentError,
+    DeletedError,
+    DeviceError,
+    PytreeError,
+    ShardingError,
+)
 from spmd.base.source import current_source
 from spmd.base.traceback_filter import simplify
 from spmd.base.tree import TreeDef, tree_flatten, tree_leaves, tree_unflatten
@@ -43,7 +49,7 @@ from spmd.core.rewrite import hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.structural import broadcast_leading, reshape
 from spmd.core.trace import Tracer, to_numpy
-from spmd.sharding.array import Array, check_donated, from_numpy, usable, warn_unusable
+from spmd.sharding.array import Array, check_alive, check_donated, from_numpy, usable, warn_unusable
 from spmd.sharding.call_cache import FastCalls, MappedCall, is_evaluated
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.nested_maps import flatten_maps, inner_mesh, is_inside_map
@@ -421,10 +427,17 @@ class _PmapCall:
             "name": function_name(self.fun),
         }
         gone = self._usable(mapped) if self.donated else [False] * len(self.flat)
+
+        def names() -> list[str]:
+            return [f"argument {k}" for k in self._argument_of_leaf()]
+
         if True in gone:
-            names = [f"argument {k}" for k in self._argument_of_leaf()]
-            check_donated(self.what, self.flat, gone, lambda: names)
-        outs = shard_map_p.bind(*mapped.consts, *operands, **params)
+            check_donated(self.what, self.flat, gone, names)
+        try:
+            outs = shard_map_p.bind(*mapped.consts, *operands, **params)
+        except DeletedError:
+            check_alive(self.what, self.flat, names)
+            raise
         if self.mesh is not self.local_mesh:
             # A spec has its one axis last.
             axes = [len(s) - 1 if s else None for s in mapped.out_specs]

@@ -256,3 +256,19 @@ def test_only_what_a_result_can_take_is_deleted(name, mapped):
         expected = expected or [np.asarray(x) for x in spmd.tree.leaves(mapped(f)(*values))]
         for one, other in zip(out, expected, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_an_error_names_the_argument_that_is_gone_by_its_path():
+    mesh = spmd.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,))
+
+    def step(state, rate):
+        return {"layer": {"w": state["layer"]["w"] * rate}}
+
+    for place in (None, NamedSharding(mesh, P("i"))):
+        state = {"layer": {"w": spmd.device_put(np.ones(8, np.float32), place)}}
+        compiled = spmd.jit(step).lower(state, 0.5).compile()
+        jitted = spmd.jit(step, donate_argnums=0)
+        jitted(state, 0.5)
+        for call in (jitted, compiled):
+            with pytest.raises(DeletedError, match=r"step.*: state\['layer'\]\['w'\] \(float32\[8"):
+                call(state, 0.5)

@@ -212,7 +212,8 @@ def test_donated_arguments():
     x = spmd.pmap(lambda x: x)(X)
     g(x)
     assert text_of(lambda: g(x)).startswith(
-        "an argument (float32[4]) was deleted or donated to an earlier call (donate_argnums)"
+        "pmap(<lambda>): argument 0 (float32[4]) was deleted or donated to an earlier call "
+        "(donate_argnums)"
     )
     assert repr(x) == "Array(deleted, float32[4])"
 

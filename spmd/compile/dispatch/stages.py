@@ -7,13 +7,19 @@ compiled = lowered.compile()    # callable, for these shapes only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.base.errors import ArgumentError, DeviceError, OptionError, ShardingError
+from spmd.base.errors import (
+    ArgumentError,
+    DeletedError,
+    DeviceError,
+    OptionError,
+    ShardingError,
+)
 from spmd.base.record import record
 from spmd.base.source import current_source
 from spmd.base.traceback_filter import simplify
@@ -25,7 +31,7 @@ from spmd.core.aval import ShapedArray, ShapeDtypeStruct, typeof
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import dce, eval_closed
 from spmd.core.trace import Tracer
-from spmd.sharding.array import Array, check_donated, note_place
+from spmd.sharding.array import Array, check_alive, check_donated, note_place
 from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import (
     Layouts,
@@ -433,21 +439,26 @@ class Compiled(Stage):
                         f"was called with {x}. Transform the function that was jitted instead"
                     )
             self._check_layouts(what, leaves, args, kwargs)
-            if True in self.executable.donated:
-                names = partial(self.traced.signature.leaf_names, args, kwargs)
-                check_donated(what, leaves, self.executable.donated, names, self.traced.jaxpr.jaxpr)
-            mesh = self.traced.mesh
-            if mesh is None:
-                outs = self.executable(leaves)
-                note_place(outs, self._place)
-                return self.out_tree.unflatten(outs)
             names = partial(self.traced.signature.leaf_names, args, kwargs)
-            wanted = self.traced.out_shardings
-            return self.out_tree.unflatten(
-                call_in_scope(mesh, self.executable, leaves, names, wanted)
-            )
+            if True in self.executable.donated:
+                check_donated(what, leaves, self.executable.donated, names, self.traced.jaxpr.jaxpr)
+            return self.out_tree.unflatten(self._run(what, leaves, names))
         except Exception as error:
             simplify(error)
+            raise
+
+    def _run(self, what: str, leaves: list[Any], names: Callable[[], Sequence[str]]) -> list[Any]:
+        """Run the program on arguments, which `names` names."""
+        mesh = self.traced.mesh
+        try:
+            if mesh is not None:
+                wanted = self.traced.out_shardings
+                return call_in_scope(mesh, self.executable, leaves, names, wanted)
+            outs = self.executable(leaves)
+            note_place(outs, self._place)
+            return outs
+        except DeletedError:
+            check_alive(what, leaves, names)
             raise
 
     def _check_layouts(self, what: str, leaves: list[Any], args: Any, kwargs: Any) -> None:

@@ -28,6 +28,8 @@ from spmd.core.primitive import Primitive, Refused
 from spmd.core.trace import to_numpy
 from spmd.lax.families import FLOAT, unary
 from spmd.scipy.sparse.linalg import cg, gmres
+from spmd.sharding import AxisType, Mesh, NamedSharding
+from spmd.sharding import PartitionSpec as P
 from tests.compile.native.llvm.emissions import refuse_emissions
 from tests.compile.programs import by_impl, random_program
 
@@ -431,6 +433,21 @@ def test_types_and_constants_are_part_of_the_fingerprint():
 
 def test_custom_derivatives_leave_a_program_its_fingerprint():
     assert of(lambda x: spmd.nn.relu(spmd.nn.softmax(x)), X) is not None
+
+
+def test_meshes_and_layouts_are_part_of_the_fingerprint():
+    mesh = spmd.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,))
+    other = Mesh(mesh.devices[::-1], ("i",))
+    constrain = lax.with_sharding_constraint
+    shardings = [
+        NamedSharding(mesh, P("i")),
+        NamedSharding(mesh, P(None, "i")),
+        NamedSharding(other, P("i")),
+    ]
+    square = np.ones((4, 4), np.float32)
+    texts = [of(lambda x, s=s: constrain(x, s), square) for s in shardings]
+    assert None not in texts and len(set(texts)) == len(texts)
+    assert texts[0] == of(lambda x: constrain(x, shardings[0]), square)
 
 
 def test_primitives_of_users_have_no_fingerprint(monkeypatch):
