@@ -18,8 +18,8 @@ from spmd.base.record import record
 from spmd.base.source import UNKNOWN, Source, current_source
 from spmd.collectives.volume import KINDS, received
 from spmd.compile.executable.select import partitioned
-from spmd.compile.passes.pipeline import inline_calls
 from spmd.compile.passes.hoist_invariants import hoist_invariants
+from spmd.compile.passes.pipeline import inline_calls
 from spmd.compile.passes.simplify import simplify
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var, subjaxprs
 from spmd.partition.moves import combined, moved
