@@ -33,17 +33,18 @@ from spmd.lax.reduce import reduce_or
 
 _MODULES = (special, special_beta, special_integrals, special_oscillating)
 
-# Below so many elements NumPy is done before the program is compiled: 4,096 take it about 1 ms.
-LEAST = 4096
-
 
 def write_series(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Write these functions as programs where they have many elements."""
-    return write_definitions(closed, _is_long)
+    """Write these functions as programs, and no other definition.
+
+    Of 64 numbers NumPy takes 0.05 to 1.1 ms in each call, a program 1 to 20 us; compiling it takes
+    30 to 350 ms once.
+    """
+    return write_definitions(closed, _is_series)
 
 
-def _is_long(eqn: Eqn) -> bool:
-    return eqn.prim.name in SERIES and eqn.outvars[0].aval.size >= LEAST
+def _is_series(eqn: Eqn) -> bool:
+    return eqn.prim.name in SERIES
 
 
 def _arrays(*operands: Any) -> list[Any]:

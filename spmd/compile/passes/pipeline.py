@@ -33,7 +33,7 @@ from spmd.core.rewriting.equations import Pass
 
 
 def write_series(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Write special functions of many elements as programs; of few, the host is done sooner."""
+    """Write special functions that are series and fractions as programs."""
     return series.write_series(closed)
 
 
@@ -45,7 +45,7 @@ def write_small_matrices(closed: ClosedJaxpr) -> ClosedJaxpr:
 # Partitioning over a mesh has its place between `simplify` and `fuse`: it needs to see single
 # operations, and its additions should be fused.
 PASSES: tuple[Pass, ...] = (
-    write_series,  # special functions of many elements are loops and fused kernels
+    write_series,  # special functions that are series are loops and fused kernels
     write_small_matrices,  # factorizations of many small matrices run along the stack
     inline_calls,  # nothing below needs to look inside a call
     widen_small,  # operations on float8 and int4 compute in wider dtypes

@@ -207,7 +207,9 @@ def _host_step(host: Sequence[Any], closed: ClosedJaxpr) -> Host[Slot]:
 
 
 def _bytes_of(const: Sequence[Any]) -> tuple[bytes, ...]:
-    return tuple(np.asarray(to_numpy(c)).tobytes() for c in const)
+    # NumPy's arrays have the program's dtypes, which may be wider than those of users' arrays.
+    arrays = (c if type(c) is np.ndarray else np.asarray(to_numpy(c)) for c in const)
+    return tuple(array.tobytes() for array in arrays)
 
 
 def among_given(
