@@ -1,4 +1,4 @@
-"""`--inject`: reads faults before ranks start, so that a slip of the pen costs no job.
+"""`--inject`: reads faults before ranks start, so that a typing error costs no job.
 
 The meaning of a fault is known in one place, `spmd/transport/fault_injection.py`, which runs in the
 ranks; a child process asks it, since the launcher itself does without spmd.

@@ -50,7 +50,7 @@ class Options:
         return any(w is not None for w in wanted) or bool(self.inject or self.max_restarts)
 
 
-# Above these a number is a slip of the pen.
+# Larger numbers are taken for typing errors.
 MOST = 65536
 MOST_SECONDS = 1e9
 

@@ -60,7 +60,7 @@ def doctor(options: Options) -> int:
 
 
 def _meeting(mpi: Mpi) -> Iterator[tuple[str, str]]:
-    """Whether two ranks that this mpirun starts are two for MPI, too."""
+    """Whether two ranks that this mpirun starts see each other in MPI."""
     environ = {**OPEN_MPI, **os.environ}
     line = [mpi.mpirun, "-n", "2", *(_OVERSUBSCRIBE if mpi.is_open_mpi else ())]
     try:
@@ -86,7 +86,7 @@ def _meeting(mpi: Mpi) -> Iterator[tuple[str, str]]:
 
 
 def _other_mpiruns(mpi: Mpi) -> Iterator[tuple[str, str]]:
-    """An mpirun on PATH that a user may type, and that starts lonely ranks."""
+    """An mpirun on PATH of another MPI, each of whose ranks would run alone."""
     for path in dict.fromkeys(on_path()):
         vendor = vendor_of_mpirun(path)
         if not same_family(mpi.vendor, vendor):

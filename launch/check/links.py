@@ -22,7 +22,7 @@ from spmd.transport.communicator import Communicator
 SMALL, LARGE = 8, 1 << 20
 SECONDS_A_LINK = 0.05
 FEWEST, MOST = 5, 200
-# As far from the median of its kind (one host, or two), a link is worth a look.
+# A link is reported if it is worse than the median of its kind (one host, or two) by this factor.
 SUSPICIOUS = 3.0
 
 

@@ -305,7 +305,8 @@ class _Job:
         if flight.state == LEFT:
             return Culprit(rank, "left", flight.text + after)
         phase = PHASES[flight.phase]
-        # After a job all ranks are gone; while others are there, or said so, it means something.
+        # After a job all ranks are gone: it is a finding only if another rank runs, or said how it
+        # ended.
         others = [f for f in self.flights.values() if f.rank != rank]
         outlived = any(f.alive or f.state != RUNNING for f in others)
         if flight.alive is False and outlived:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Of the real-time signals, of which neither Python nor the MPIs use any.
+# A real-time signal: neither Python nor any MPI uses one.
 STACK_SIGNAL = int(signal.SIGRTMIN) + 7
 SECONDS_FOR_STACKS = 1.0
 SECONDS_FOR_PY_SPY = 10.0
@@ -96,7 +96,7 @@ class Subject:
     def stack(self, status: dict[str, str]) -> list[list]:
         """The main thread's frames as `[file, line, function]`, the innermost first."""
         caught = int(status.get("SigCgt", "0"), 16)
-        # Unless it is caught the signal would end the process, be it not Python or not spmd.
+        # A process that does not catch the signal, as one without spmd, would be ended by it.
         if self.stacks and caught >> (STACK_SIGNAL - 1) & 1:
             text = _ask_for_stacks(self.pid, self.stacks)
             if text:

@@ -47,9 +47,9 @@ THREAD_VARIABLES = (
 )
 
 PULSE_SECONDS = 0.5
-# Until spmdrun has heard from all ranks.
+# The longest wait of a guard for spmdrun to hear from all ranks.
 LINGER_SECONDS = 10.0
-# For output that is still under way when the program has ended.
+# Seconds for output that is still in the pipes when the program has ended.
 DRAIN_SECONDS = 0.5
 _READ_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1

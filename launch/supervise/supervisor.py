@@ -52,9 +52,9 @@ from .stall import FINISHED, Call, Verdict, View
 from .watchdog import Watch
 
 TIMED_OUT = 124
-# For ranks that saw the first failure to say so, and to clean up.
+# Seconds for ranks that saw the first failure to report it and to clean up.
 SECONDS_FOR_PEERS = 1.0
-# From the end of the ranks' grace to the end by force: the guards should have done it.
+# Seconds after that in which the guards end their ranks, before spmdrun kills them.
 SECONDS_TO_END = 2.5
 # How often the ranks' pages are looked at; the guards send changes about as often.
 SECONDS_BETWEEN_LOOKS = 0.25
@@ -79,7 +79,7 @@ class Link:
     asked: bool = False
 
 
-# For a rank whose guard has not come, or has gone.
+# The link of a rank whose guard has not connected, or has hung up.
 NO_LINK = Link(socket.socket())
 
 

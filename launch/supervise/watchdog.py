@@ -14,7 +14,7 @@ from ..flight.file import BREAKPOINT, COLLECTIVE, COMPILING, PROGRAM, TRACING
 from .stall import Verdict, View, explain
 
 LONGEST_BEFORE_WARNING = 30.0
-# For the guards to look closer: a signal and its answer, or py-spy.
+# Seconds in which the guards look closer: by a signal and its answer, or by py-spy.
 SECONDS_TO_LOOK = 4.0
 
 

@@ -72,7 +72,7 @@ class FlatFunction:
 
 
 def _in_words(out: Any) -> str:
-    """A function returned something else than a pair (value, aux): that, and what to do."""
+    """The value returned in place of a pair (value, aux), in words, and the fix, for an error."""
     if out is None:
         return "None; is its return statement missing?"
     if isinstance(out, (tuple, list)):
@@ -83,7 +83,7 @@ def _in_words(out: Any) -> str:
 
 
 def refuse_reduce_axes(what: str, reduce_axes: Sequence[Any]) -> None:
-    """JAX, too, has this parameter and takes no axes: `lax.psum` reduces gradients."""
+    """Raise for any axes: as in JAX, the parameter is there and takes none."""
     if reduce_axes:
         raise RefusedError(f"{what}: reduce_axes must be empty; sum gradients with lax.psum")
 

@@ -170,7 +170,7 @@ def _begin_move(x: Array) -> None:
 
 
 def _guard(name: str, x: Any, place: Any) -> None:
-    """Tell of an explicit move of a value, if it is one."""
+    """Report a value's explicit transfer to the transfer guards, if it is one."""
     if not isinstance(x, Array):
         what = f"device_put: {name} ({typeof(x).short()}) is of the host"
         tell_of_move(HOST_TO_DEVICE, what, "make it on the device", explicit=True)

@@ -115,7 +115,7 @@ def _map_apart(
     out_axes: Any,
     how: dict[str, Any],
 ) -> Callable[[], Any] | None:
-    """The call of a function of mutable arrays, and of what is no array and is not mapped.
+    """Call a function with mutable arrays, or unmapped values that are no arrays, as arguments.
 
     Mutable arrays that are mapped over are values, and results too. None if there is no such
     argument.

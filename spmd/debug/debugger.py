@@ -94,7 +94,7 @@ def debug_breakpoint(
 
 @contextmanager
 def _held() -> Iterator[None]:
-    """The other ranks know that this one is looked at."""
+    """Announce to the other ranks that a person holds this one in the debugger."""
     for group in OPEN_GROUPS:
         group.announce_held(True)
     try:

@@ -191,7 +191,7 @@ def _value_of_line(closed: ClosedJaxpr, plan: Plan, cell: Cell) -> Var | None:
 
 
 def _candidates(move: _Move, plan: Plan) -> Iterator[Split]:
-    """The value split otherwise along the axes over which it moves; not where its type says how.
+    """Other splits of a value along the axes over which it moves; none if its type fixes them.
 
     Users cannot name axes that the plan has cut.
     """

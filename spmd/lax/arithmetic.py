@@ -308,7 +308,7 @@ def _pow_jvp_base(t: Any, x: Any, y: Any, out: Any) -> Any:
 
 
 def _integer_pow(xp: Any, x: Any, *, y: int) -> Any:
-    # Not from a product with one: of an infinite complex number that is not a number.
+    # The first factor is not multiplied by 1: for an infinite complex number that gives NaN.
     out: Any = None if y else xp.ones_like(x)
     factor, left = x, y if y >= 0 else -y
     while left:

@@ -219,8 +219,8 @@ def _result_avals(what: str, results: Any) -> tuple[tuple[ShapedArray, ...], Tre
     return tuple(avals), tree
 
 
-# As which exception a callback's own one reaches the caller of the program; None: as one of its
-# class that is a RuntimeError too.
+# The exception by which a callback's error reaches the caller of the program; None: one of the
+# callback's class that is a RuntimeError as well.
 raised_as: Callable[[Exception], Exception] | None = None
 
 
@@ -249,7 +249,7 @@ _runtime_errors: dict[type[Exception], type[Exception]] = {}
 
 
 def _as_runtime_error(error: Exception) -> Exception:
-    """The error of a callback as one of the program that ran it, too: both classes catch it."""
+    """A callback's error as a RuntimeError of the program as well: both classes catch it."""
     kind = type(error)
     if kind not in _runtime_errors:
         bases: tuple[Any, ...] = (kind, RuntimeError)
@@ -467,7 +467,7 @@ def debug_callback(
 
 
 def _called_back(ordered: bool, partitioned: bool) -> Callable[..., Any]:
-    """The decorator of functions that are called back where they are called."""
+    """A decorator: each call of the function in a program becomes a debug callback."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         @wraps(function)

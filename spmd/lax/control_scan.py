@@ -178,7 +178,7 @@ def _length(xs: Any, xs_flat: Sequence[Any], length: int | None) -> int:
 
 
 def _check_not_split(what: str, xs: Any, xs_flat: Sequence[Any]) -> None:
-    """Raise if a type says that devices hold different iterations, all of which each runs."""
+    """Raise if the dim that the loop runs over is split: each device runs all iterations."""
     for k, x in enumerate(xs_flat):
         sharding = typeof(x).explicit
         if sharding is not None and sharding.spec[0] is not None:
@@ -378,7 +378,7 @@ def _hoist_invariant(
     residuals = primal.outvars[num_out:]
     is_fixed = [v not in varying for v in residuals]
     moving, fixed = partition_list(is_fixed, residuals)
-    # Effects happen in every iteration, and nothing that is fixed comes from one.
+    # Equations with effects stay in the loop; no invariant value depends on them.
     without = [eqn for eqn in primal.eqns if not eqn.effects]
     before = primal.replace(invars=primal.invars[:num_consts], eqns=without, outvars=fixed)
     once, _ = dce(before, [True] * len(fixed))

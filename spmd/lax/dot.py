@@ -96,7 +96,7 @@ def dot_general(
         dtypes.is_float(common)
         and not dtypes.is_complex(preferred)
         and (preferred.itemsize < common.itemsize or not dtypes.is_float(preferred))
-    ):  # no sum is kept in fewer digits than its products have
+    ):  # sums have at least the precision of the products
         wide = dot_general(lhs, rhs, numbers, precision, common, out_sharding=out_sharding)
         return convert_element_type(wide, preferred)
     how = {

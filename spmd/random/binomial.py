@@ -86,7 +86,7 @@ def _binomial(key: Any, n: Any, p: Any, dtype: np.dtype) -> Any:
     q = select(lax.bitwise_or(undefined, negative), const(0.01), q)
     few = lax.bitwise_or(no_n, lax.le(lax.mul(n, q), const(10)))
     n = lax.floor(n)
-    # Each method sees parameters that it can do, and its other results are not used.
+    # Each method gets parameters in its own range; its results for other elements are not used.
     by_gaps = _by_gaps(key, select(few, n, const(0)), q)
     by_rejection = _by_rejection(key, select(few, const(1e4), n), select(few, const(0.5), q))
     drawn = lax.convert_element_type(lax.select(few, by_gaps, by_rejection), dtype)

@@ -161,7 +161,7 @@ def truncated_normal(
     found = float_dtype(dtype, "truncated_normal")
     whole = sample_shape("truncated_normal", shape, lower, upper)
     lower, upper = (lax.convert_element_type(plain(v), found) for v in (lower, upper))
-    # Outside of the program: values known when it is compiled would be rounded in other places.
+    # Evaluated before the program runs: with constant bounds folded into it, rounding would differ.
     root = np.array(np.sqrt(2), found)
     a, b = (lax.erf(lax.div(v, root)) for v in (lower, upper))
     return _truncated(single(key, "truncated_normal"), lower, upper, a, b, whole, found)

@@ -267,7 +267,7 @@ def choice(
     is_number = typeof(a).ndim == 0
     d = 0 if is_number else canonical_axis(axis, typeof(a).ndim, "choice")
     if is_number and dtypes.is_float(typeof(a).dtype) and not isinstance(a, Tracer):
-        a = int(a)  # as in JAX, without what is behind the point
+        a = int(a)  # truncated, as in JAX
     count = count_of("choice", a) if is_number else typeof(a).shape[d]
     drawn = math.prod(whole)
     if drawn == 0:

@@ -309,7 +309,7 @@ def poisson(
     lam = broadcast_to(lax.convert_element_type(plain(lam), np.dtype(np.float32)), whole)
     key = single(key, "poisson")
     small = lax.bitwise_or(lax.ne(lam, lam), lax.lt(lam, constant_like(lam, 10)))
-    # Each method sees parameters that it can do, and its other results are not used.
+    # Each method gets parameters in its own range; its results for other elements are not used.
     few = _poisson_by_waiting(key, select(small, lam, constant_like(lam, 0)), found)
     many = _poisson_by_rejection(key, select(small, constant_like(lam, 1e5), lam), found)
     result = select(small, few, many)

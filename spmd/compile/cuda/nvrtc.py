@@ -42,13 +42,13 @@ def compile_cubin(source: str, arch: str, options: tuple[str, ...] = ()) -> Comp
         return Compiled(arch, cubin, parse_usage(log), _ptx_of(program), source)
 
 
-def compile_ptx(source: str, arch: str, options: tuple[str, ...] = ()) -> str:
+def compile_ptx(source: str, arch: str) -> str:
     """Compile CUDA C++ text as far as PTX: the text that `compile_cubin` makes machine code of.
 
     It takes half as long. The same errors as `compile_cubin`.
     """
     virtual = arch.replace("sm_", "compute_")
-    with _compiled(source, virtual, options) as (program, _):
+    with _compiled(source, virtual, ()) as (program, _):
         return _ptx_of(program)
 
 

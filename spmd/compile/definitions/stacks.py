@@ -109,10 +109,10 @@ def lengths(x: Any, dim: int) -> Any:
     return mul(safe, sqrt(total))
 
 
-def all_finite(x: Any, core: int = 2) -> Any:
+def all_finite(x: Any) -> Any:
     """Whether all numbers of each matrix are finite, as a mask of its stack's leading dim."""
     size = absolute(x)
-    most = reduce_max(select(ne(size, size), full(np.inf, size), size), tuple(range(1, 1 + core)))
+    most = reduce_max(select(ne(size, size), full(np.inf, size), size), (1, 2))
     return lt(most, full(np.inf, most))
 
 

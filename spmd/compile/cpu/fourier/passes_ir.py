@@ -20,9 +20,6 @@ from spmd.base.record import record
 from spmd.compile.native.llvm.function_builder import Function, Value
 from spmd.compile.native.llvm.vectors import Vectors, splat, vectors
 
-# The radices that have a pass: odd ones are primes.
-RADICES = (8, 4, 2, 3, 5, 7, 11, 13)
-
 SIGNATURE = ("ptr", "ptr", "i64", "i64", "ptr")
 
 
