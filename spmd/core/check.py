@@ -9,8 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from spmd.base.errors import JaxprTypeError
+from spmd.base.record import record
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, subjaxprs
+
+
+@record
+class _Place:
+    """An equation and the pass that wrote it; its text is made for errors only."""
+
+    eqn: Eqn
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.eqn}{self.where} (from {self.eqn.source})"
 
 
 def check_jaxpr(closed: ClosedJaxpr | Jaxpr, after: str = "") -> None:
@@ -20,7 +32,7 @@ def check_jaxpr(closed: ClosedJaxpr | Jaxpr, after: str = "") -> None:
     defined: set[Var] = set()
     _define((*jaxpr.constvars, *jaxpr.invars), defined, f"the inputs{where}")
     for eqn in jaxpr.eqns:
-        here = f"{eqn}{where} (from {eqn.source})"
+        here = _Place(eqn, where)
         for atom in eqn.invars:
             _check_read(atom, defined, here)
         _check_types(eqn, here)
@@ -33,14 +45,14 @@ def check_jaxpr(closed: ClosedJaxpr | Jaxpr, after: str = "") -> None:
         _check_read(atom, defined, f"the outputs{where}")
 
 
-def _define(variables: Sequence[Var], defined: set[Var], where: str) -> None:
+def _define(variables: Sequence[Var], defined: set[Var], where: str | _Place) -> None:
     for var in variables:
         if var in defined:
             raise JaxprTypeError(f"jaxpr: a variable is defined twice: {where}")
         defined.add(var)
 
 
-def _check_read(atom: Atom, defined: set[Var], where: str) -> None:
+def _check_read(atom: Atom, defined: set[Var], where: str | _Place) -> None:
     if isinstance(atom, Literal):
         if atom.aval.shape:
             raise JaxprTypeError(f"jaxpr: a literal must be a scalar: {where}")
@@ -48,7 +60,9 @@ def _check_read(atom: Atom, defined: set[Var], where: str) -> None:
         raise JaxprTypeError(f"jaxpr: {atom} is read before it is defined: {where}")
 
 
-def check_operands(wanted: Sequence[ShapedArray], given: Sequence[ShapedArray], where: str) -> None:
+def check_operands(
+    wanted: Sequence[ShapedArray], given: Sequence[ShapedArray], where: str | _Place
+) -> None:
     """Raise a JaxprTypeError if a nested jaxpr is not given the inputs that it takes."""
     if len(wanted) != len(given):
         raise JaxprTypeError(f"jaxpr: {len(given)} operands for {len(wanted)} inputs: {where}")
@@ -57,7 +71,7 @@ def check_operands(wanted: Sequence[ShapedArray], given: Sequence[ShapedArray], 
             raise JaxprTypeError(f"jaxpr: operand {k} is {have}, the input is {want}: {where}")
 
 
-def _check_types(eqn: Eqn, where: str) -> None:
+def _check_types(eqn: Eqn, where: _Place) -> None:
     found: Any = eqn.prim.abstract(*[v.aval for v in eqn.invars], **eqn.params)
     outs = list(found) if eqn.prim.multiple else [found]
     if len(outs) != len(eqn.outvars):

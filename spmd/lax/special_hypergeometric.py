@@ -20,7 +20,7 @@ import numpy as np
 from spmd.base.errors import RefusedError
 from spmd.lax.arithmetic import add, div, mul
 from spmd.lax.families import FLOAT, const, elementwise, fail, quiet
-from spmd.lax.special_values import EPS, digamma_values, lgamma_values
+from spmd.lax.special_values import EPS, converge, digamma_values, lgamma_values
 
 _STEP = 1e-100
 _MOST_TERMS = 200_000
@@ -29,10 +29,13 @@ _CUT = 700.0  # beyond it exp overflows
 
 def _series(xp: Any, above: Sequence[Any], below: Sequence[Any], x: Any) -> Any:
     """The sum of `(above)_k / (below)_k x**k / k!`, for all elements until all have converged."""
-    term = xp.ones_like(x * sum(above) * sum(below))
-    total = term
-    start = max((float(xp.max(xp.abs(p.real))) for p in (*above, *below) if p.size), default=0.0)
-    for k in range(_MOST_TERMS):
+    one = xp.ones_like(x * sum(above) * sum(below))
+    # Terms may grow again while a parameter is not reached.
+    start = xp.zeros_like(one.real)
+    for p in (*above, *below):
+        start = xp.maximum(start, xp.minimum(xp.abs(p.real), 1000.0))
+
+    def step(k: Any, term: Any, total: Any) -> Any:
         factor = x / (k + 1)
         for p in above:
             factor = factor * (p + k)
@@ -40,9 +43,9 @@ def _series(xp: Any, above: Sequence[Any], below: Sequence[Any], x: Any) -> Any:
             factor = factor / (q + k)
         term = term * factor
         total = total + term
-        if k > min(start, 1000.0) and not xp.any(xp.abs(term) > EPS / 8 * xp.abs(total)):
-            break
-    return total
+        return (term, total), (k <= start) | (xp.abs(term) > EPS / 8 * xp.abs(total))
+
+    return converge(xp, step, (one, one), _MOST_TERMS, 0)[1]
 
 
 def _is_pole(xp: Any, x: Any) -> Any:

@@ -36,6 +36,12 @@ def test_traced_programs_obey(good):
         check_jaxpr(spmd.make_jaxpr(f)(1.0))
 
 
+def test_lawful_equations_are_not_written_as_text(good, monkeypatch):
+    """The text of each equation after each pass took most of the time of a checked compile."""
+    monkeypatch.setattr(type(good.eqns[0]), "__str__", lambda eqn: pytest.fail("written"))
+    check_jaxpr(good)
+
+
 def test_equations_out_of_order_are_refused(good):
     with pytest.raises(
         InternalError, match=r"read before it is defined.*after shuffle.*from.*check"

@@ -12,20 +12,24 @@ from spmd.compile.definitions.table import defines, is_bool, is_complex
 from spmd.core.aval import typeof
 from spmd.core.primitive import Primitive
 from spmd.core.structural import broadcast_in_dim, permute_dims, reshape
+from spmd.lax.arithmetic import add, imag, mul, real, sub
 from spmd.lax.arithmetic import complex as complex_of
-from spmd.lax.arithmetic import imag, mul, real
+from spmd.lax.array import full_like, iota
 from spmd.lax.concatenate import concatenate
 from spmd.lax.control_maps import associative_scan
 from spmd.lax.convert import convert_element_type
 from spmd.lax.cumulative import logaddexp
+from spmd.lax.gather import gather_like_scatter
 from spmd.lax.logic import bitwise_and, bitwise_or, eq, ge, gt, le, lt, ne, select
 from spmd.lax.reduce_window import (
     reduce_window_max_p,
     reduce_window_min_p,
     reduce_window_sum_p,
 )
-from spmd.lax.scatter import scatter_add_p, scatter_max_p, scatter_min_p
+from spmd.lax.scatter import scatter, scatter_add_p, scatter_max_p, scatter_min_p
 from spmd.lax.slicing import slice_in_dim
+from spmd.lax.sort import sort
+from spmd.lax.windows import GatherScatterMode, ScatterDimensionNumbers
 
 # ---- complex numbers ---------------------------------------------------------------------------
 
@@ -108,6 +112,41 @@ def reduce_window_sum(x: Any, **params: Any) -> Any:
 def scatter_add(operand: Any, indices: Any, updates: Any, **params: Any) -> Any:
     """The sums of the parts."""
     return _by_parts(scatter_add_p, [operand, indices, updates], [0, 2], params)
+
+
+@defines("scatter_mul", when=is_complex)
+def scatter_mul(operand: Any, indices: Any, updates: Any, **params: Any) -> Any:
+    """The products of the updates of each element, which a sort brings together."""
+    given, aval = typeof(operand), typeof(updates)
+    # The number of the element that an update multiplies, counted from 1; 0 is none.
+    numbers = reshape(iota(np.int32 if given.size < 2**31 else np.int64, given.size), given.shape)
+    to = gather_like_scatter(add(numbers, numbers.dtype.type(1)), indices, aval, **params)
+    size = aval.size
+    to, *parts = sort([reshape(x, (size,)) for x in (to, real(updates), imag(updates))])
+    differs = ne(slice_in_dim(to, 1, size, axis=0), slice_in_dim(to, 0, size - 1, axis=0))
+    ends = np.ones(1, np.bool_)
+
+    def join(x: Any, y: Any) -> Any:
+        return bitwise_or(x[0], y[0]), select(y[0], y[1], mul(x[1], y[1]))
+
+    begins = concatenate([ends, differs], 0)
+    products = associative_scan(join, (begins, complex_of(*parts)))[1]
+    # Only the last update of an element has its whole product; the others go nowhere.
+    last = bitwise_and(concatenate([differs, ends], 0), gt(to, full_like(to, 0)))
+    place = reshape(select(last, sub(to, full_like(to, 1)), full_like(to, given.size)), (size, 1))
+    elements = ScatterDimensionNumbers((), (0,), (0,))
+    flat = reshape(operand, (given.size,))
+    read = gather_like_scatter(
+        flat,
+        place,
+        typeof(products),
+        dimension_numbers=elements,
+        indices_are_sorted=False,
+        unique_indices=True,
+        mode=GatherScatterMode.FILL_OR_DROP,
+    )
+    found = scatter(flat, place, mul(read, products), elements, unique_indices=True)
+    return reshape(found, given.shape)
 
 
 # ---- booleans ----------------------------------------------------------------------------------

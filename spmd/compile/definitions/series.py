@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.definitions import SERIES
+from spmd.compile.definitions import COMPLEX_SERIES, SERIES
 from spmd.compile.definitions.table import defines, write_definitions
 from spmd.core.aval import typeof
 from spmd.core.ir import ClosedJaxpr, Eqn
@@ -22,16 +22,23 @@ from spmd.lax import (
     elementwise,
     special,
     special_beta,
+    special_hypergeometric,
     special_integrals,
     special_oscillating,
 )
 from spmd.lax.array import full_like
 from spmd.lax.control_while import while_loop
-from spmd.lax.convert import bitcast_convert_type
+from spmd.lax.convert import bitcast_convert_type, convert_element_type
 from spmd.lax.logic import bitwise_and, eq, lt, ne, select
 from spmd.lax.reduce import reduce_or
 
-_MODULES = (special, special_beta, special_integrals, special_oscillating)
+_MODULES = (
+    special,
+    special_beta,
+    special_hypergeometric,
+    special_integrals,
+    special_oscillating,
+)
 
 
 def write_series(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -59,7 +66,10 @@ def _of_two(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Traced:
-    """NumPy's functions as operations on traced float64 arrays, as far as special functions go."""
+    """NumPy's functions as operations on traced arrays, as far as special functions go.
+
+    Arrays are float64 or complex128.
+    """
 
     abs = staticmethod(arithmetic.abs)
     exp = staticmethod(elementwise.exp)
@@ -97,7 +107,13 @@ class Traced:
     @staticmethod
     def where(condition: Any, x: Any, y: Any) -> Any:
         condition, x, y = _arrays(condition, x, y)
+        if typeof(x).dtype != typeof(y).dtype:
+            x, y = (convert_element_type(v, np.complex128) for v in (x, y))
         return select(condition, x, y)
+
+    @staticmethod
+    def clip(x: Any, low: Any, high: Any) -> Any:
+        return Traced.minimum(Traced.maximum(x, low), high)
 
     @staticmethod
     def ones_like(x: Any) -> Any:
@@ -149,6 +165,6 @@ def _definition(prim: Primitive) -> Callable[..., Any]:
     return values
 
 
-for _name in sorted(SERIES):
+for _name in sorted(SERIES | COMPLEX_SERIES):
     (_prim,) = {prim for module in _MODULES if (prim := vars(module).get(f"{_name}_p"))}
     defines(_name)(_definition(_prim))

@@ -110,20 +110,18 @@ def run_passes(
     closed: ClosedJaxpr, report: Report | None = None, passes: Sequence[Pass] = PASSES
 ) -> ClosedJaxpr:
     """Apply all passes to a closed jaxpr."""
+    checked = None
     for step in passes:
         started = time.perf_counter()
         needs = WORKS_ON.get(step)
         if needs is None or not needs.isdisjoint(closed.jaxpr.primitives):
             closed = step(closed)
-        _look(closed, step.__name__)
+        if config.check and closed is not checked:
+            check_jaxpr(closed, after=step.__name__)
+            checked = closed
+        if "3" in config.debug:
+            print(f"spmd: after {step.__name__}:\n{closed}", file=sys.stderr)
         if report is not None:
             report.seconds[step.__name__] = time.perf_counter() - started
             report.jaxprs[step.__name__] = closed
     return closed
-
-
-def _look(closed: ClosedJaxpr, name: str) -> None:
-    if config.check:
-        check_jaxpr(closed, after=name)
-    if "3" in config.debug:
-        print(f"spmd: after {name}:\n{closed}", file=sys.stderr)

@@ -28,15 +28,8 @@ def wide():
         yield
 
 
-SERIES = "A series or an iteration whose length differs from element to element."
-COMBINE = "Several updates of an element multiply it, and kernels combine real numbers."
 LAPACK = "It is LAPACK's: an iteration whose next step depends on what the last one found."
 REASONS = {
-    **dict.fromkeys(
-        "hyp1f1 hyp1f1_slope hyp2f1 hyp2f1_slope wofz".split(),
-        SERIES,
-    ),
-    "scatter_mul": COMBINE,
     **dict.fromkeys(
         "eig schur sqrtm sylvester".split(),
         LAPACK,

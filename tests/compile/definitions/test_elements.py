@@ -75,3 +75,27 @@ def test_random_bits_are_those_of_the_host(algorithm):
             found = by_definition(draw, "rng_bit_generator", state)
             for x, y in zip(found, draw(state), strict=True):
                 np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("window", [(), (5,)])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_updates_of_one_element_are_multiplied(dtype, window):
+    rng = np.random.default_rng(0)
+    with spmd.enable_x64(True):
+
+        def numbers(*shape):
+            return (rng.normal(size=shape) + 1j * rng.normal(size=shape)).astype(dtype)
+
+        # Some updates meet, some elements have none, and some indices are outside.
+        given, updates, to = numbers(6, *window), numbers(13, *window), rng.integers(-1, 8, (13, 1))
+        numbers_of = lax.ScatterDimensionNumbers(tuple(range(1, 1 + len(window))), (0,), (0,))
+
+        def call(given, to, updates):
+            return lax.scatter_mul(given, to, updates, numbers_of)
+
+        (found,) = by_definition(call, "scatter_mul", given, to, updates)
+        wanted = given.copy()
+        for k, update in zip(to[:, 0], updates, strict=True):
+            if 0 <= k < 6:
+                wanted[k] *= update
+    np.testing.assert_allclose(found, wanted, 3e-6 if dtype == "complex64" else 1e-14)

@@ -10,7 +10,9 @@ import spmd.numpy as jnp
 from spmd import lax, nn
 from spmd.api.compiled import jit
 from spmd.api.inspect import make_jaxpr
+from spmd.base.config import config
 from spmd.compile.expressions.equivalence import form
+from spmd.compile.passes import pipeline
 from spmd.compile.passes.algebra import PRODUCERS, RULES, WITH_LITERAL, Producers
 from spmd.compile.passes.fusion.fuse import fuse
 from spmd.compile.passes.fusion.graph import NO_EQUATION, graph_of
@@ -20,7 +22,7 @@ from spmd.compile.passes.inline_calls import inline_calls
 from spmd.compile.passes.pipeline import run_passes
 from spmd.compile.passes.simplify import simplify
 from spmd.core.custom import custom_jvp
-from spmd.core.ir import subjaxprs
+from spmd.core.ir import ClosedJaxpr, subjaxprs
 from spmd.core.rewriting.equations import start
 from tests.compile.programs import random_program
 
@@ -439,3 +441,19 @@ def test_rules_ask_only_for_what_is_remembered(monkeypatch):
     simplified(lambda x: lax.conj(x).T @ x, X.astype(np.complex64))
     simplified(lambda x: lax.bitwise_not(x), X > 0)
     assert asked == PRODUCERS
+
+
+def test_a_jaxpr_that_a_pass_left_as_it_was_is_checked_once(monkeypatch):
+    checked = []
+    monkeypatch.setattr(pipeline, "check_jaxpr", lambda closed, after: checked.append(after))
+    closed = spmd.make_jaxpr(lambda x: x)(np.ones(3))
+
+    def keep(closed):
+        return closed
+
+    def replace(closed):
+        return ClosedJaxpr(closed.jaxpr, closed.consts)
+
+    with config.override("check", True):
+        run_passes(closed, passes=(keep, keep, replace, keep))
+    assert checked == ["keep", "replace"]
