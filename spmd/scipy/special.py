@@ -1,7 +1,6 @@
 """`spmd.scipy.special`: special functions of arrays of any dtypes that promote to a float.
 
-Most are one line over the primitives of `spmd.lax`: promote the operands, apply the formula. A
-product with a logarithm has its own derivative where the product's rule would give `0 * inf`.
+Most are one line over the primitives of `spmd.lax`: promote the operands, apply the formula.
 """
 
 from __future__ import annotations
@@ -23,16 +22,26 @@ from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.lax.special_beta import bessel_i0, bessel_i1
 from spmd.lax.special_integrals import dawsn_p, exp1_p, expi_p, expn_p, spence_p
-from spmd.nn import log_softmax as _log_softmax
 from spmd.nn import logsumexp
-from spmd.nn import softmax as _softmax
 from spmd.numpy.promotion import (
     as_array,
-    check_real,
     constant_like,
     default_float,
-    promote_args_inexact,
     select,
+)
+from spmd.scipy.special_entropies import (
+    boxcox,
+    boxcox1p,
+    entr,
+    expit,
+    kl_div,
+    log_softmax,
+    logit,
+    reals_of_one_shape,
+    rel_entr,
+    softmax,
+    xlog1py,
+    xlogy,
 )
 from spmd.scipy.special_families import (
     bessel_jn,
@@ -63,17 +72,9 @@ __all__ = [
 _LOG_2PI = math.log(2 * math.pi)
 
 
-def _real(name: str, *xs: Any) -> list[Any]:
-    """The operands, promoted to one float dtype and one shape."""
-    out = promote_args_inexact(name, *xs)
-    check_real(name, *out)
-    shape = np.broadcast_shapes(*(typeof(x).shape for x in out))
-    return [snp.broadcast_to(x, shape) if typeof(x).shape != shape else x for x in out]
-
-
 def _strong(name: str, *xs: Any) -> list[Any]:
-    """`_real`, for functions whose results are not weakly typed, as in JAX."""
-    return [lax.convert_element_type(x, typeof(x).dtype) for x in _real(name, *xs)]
+    """`reals_of_one_shape`, for functions whose results are not weakly typed, as in JAX."""
+    return [lax.convert_element_type(x, typeof(x).dtype) for x in reals_of_one_shape(name, *xs)]
 
 
 _RULES = """`x` keeps its shape; integers become float32 and floats keep their dtype. Raises
@@ -85,7 +86,7 @@ def _function(
     op: Callable[..., Any],
     doc: str,
     example: tuple[str, str],
-    operands: Callable[..., list[Any]] = _real,
+    operands: Callable[..., list[Any]] = reals_of_one_shape,
 ) -> Callable[[Any], Array]:
     """A function of one array that is one primitive; `example` is an argument and the result."""
 
@@ -229,7 +230,7 @@ def loggamma(x: Any) -> Array:
     >>> spmd.scipy.special.loggamma(np.array([-1.5, 1.0, 4.0]))
     Array([      nan, 0.       , 1.7917595], dtype=float32)
     """
-    (x,) = _real("loggamma", x)
+    (x,) = reals_of_one_shape("loggamma", x)
     return select(lax.ge(x, constant_like(x, 0.0)), lax.lgamma(x), constant_like(x, np.nan))
 
 
@@ -243,7 +244,7 @@ def gammainc(a: Any, x: Any) -> Array:
     >>> spmd.scipy.special.gammainc(1.0, np.array([0.0, 1.0]))
     Array([0.        , 0.63212055], dtype=float32)
     """
-    return lax.igamma(*_real("gammainc", a, x))
+    return lax.igamma(*reals_of_one_shape("gammainc", a, x))
 
 
 def gammaincc(a: Any, x: Any) -> Array:
@@ -256,7 +257,7 @@ def gammaincc(a: Any, x: Any) -> Array:
     >>> spmd.scipy.special.gammaincc(1.0, np.array([0.0, 1.0]))
     Array([1.        , 0.36787945], dtype=float32)
     """
-    return lax.igammac(*_real("gammaincc", a, x))
+    return lax.igammac(*reals_of_one_shape("gammaincc", a, x))
 
 
 def polygamma(n: Any, x: Any) -> Array:
@@ -271,7 +272,7 @@ def polygamma(n: Any, x: Any) -> Array:
     """
     if not dtypes.is_integer(typeof(n).dtype):
         raise DtypeArgumentError(f"polygamma: n must be integers, got {typeof(n)}")
-    return lax.polygamma(*_real("polygamma", n, x))
+    return lax.polygamma(*reals_of_one_shape("polygamma", n, x))
 
 
 def zeta(x: Any, q: Any = None) -> Array:
@@ -284,7 +285,7 @@ def zeta(x: Any, q: Any = None) -> Array:
     >>> spmd.scipy.special.zeta(np.array([2.0, 4.0]))
     Array([1.644934 , 1.0823232], dtype=float32)
     """
-    return lax.zeta(*_real("zeta", x, 1.0 if q is None else q))
+    return lax.zeta(*reals_of_one_shape("zeta", x, 1.0 if q is None else q))
 
 
 def gammasgn(x: Any) -> Array:
@@ -333,7 +334,7 @@ def factorial(n: Any, exact: bool = False) -> Array:
     """
     if exact:
         raise RefusedError("factorial: exact=True needs integers of any size; use math.factorial")
-    (n,) = _real("factorial", n)
+    (n,) = reals_of_one_shape("factorial", n)
     one, zero = constant_like(n, 1.0), constant_like(n, 0.0)
     return select(lax.lt(n, zero), zero, lax.exp(lax.lgamma(lax.add(n, one))))
 
@@ -385,7 +386,7 @@ def comb(N: Any, k: Any, *, repetition: bool = False) -> Array:
     >>> spmd.scipy.special.comb(5, np.array([0, 2, 7]))
     Array([ 1., 10.,  0.], dtype=float32)
     """
-    N, k = _real("comb", N, k)
+    N, k = reals_of_one_shape("comb", N, k)
     one, zero = constant_like(N, 1.0), constant_like(N, 0.0)
     empty = snp.logical_and(lax.eq(k, zero), lax.ge(N, zero))
     if repetition:
@@ -419,7 +420,7 @@ def betaln(a: Any, b: Any) -> Array:
     >>> spmd.scipy.special.betaln(1.0, np.array([1.0, 4.0]))
     Array([ 0.       , -1.3862944], dtype=float32)
     """
-    a, b = _real("betaln", a, b)
+    a, b = reals_of_one_shape("betaln", a, b)
     return in_single(log_beta, a, b)
 
 
@@ -451,227 +452,7 @@ def betainc(a: Any, b: Any, x: Any) -> Array:
     >>> spmd.scipy.special.betainc(1.0, 2.0, np.array([0.0, 0.5, 1.0]))
     Array([0.  , 0.75, 1.  ], dtype=float32)
     """
-    return lax.betainc(*_real("betainc", a, b, x))
-
-
-# ---- logarithms, odds and entropies ------------------------------------------------------------
-
-
-def logit(x: Any) -> Array:
-    """Compute the logarithm of the odds, `log(x / (1 - x))`, elementwise.
-
-    `x` keeps its shape; integers become float32 and floats keep their dtype. Raises `ArgumentError`
-    if `x` is no array, and `DtypeError` for complex numbers.
-
-    >>> spmd.scipy.special.logit(np.array([0.0, 0.5, 1.0]))
-    Array([-inf,   0.,  inf], dtype=float32)
-    """
-    (x,) = _real("logit", x)
-    return lax.sub(lax.log(x), lax.log1p(lax.neg(x)))
-
-
-def expit(x: Any) -> Array:
-    """Compute the logistic function, `1 / (1 + exp(-x))`, elementwise.
-
-    `x` keeps its shape; integers become float32, floats and complex numbers keep their dtype.
-    Raises `ArgumentError` if `x` is no array.
-
-    >>> spmd.scipy.special.expit(np.array([-np.inf, 0.0, np.inf]))
-    Array([0. , 0.5, 1. ], dtype=float32)
-    """
-    return lax.logistic(*promote_args_inexact("expit", x))
-
-
-@custom_jvp
-def _xlogy(x: Any, y: Any) -> Any:
-    zero = constant_like(x, 0.0)
-    is_zero = snp.logical_and(lax.eq(x, zero), lax.eq(y, y))
-    return select(is_zero, zero, lax.mul(x, lax.log(y)))
-
-
-@_xlogy.defjvp
-def _xlogy_jvp(primals: Any, tangents: Any) -> Any:
-    (x, y), (tx, ty) = primals, tangents
-    return _xlogy(x, y), lax.add(lax.mul(tx, lax.log(y)), lax.mul(ty, _ratio(x, y)))
-
-
-@custom_jvp
-def _xlog1py(x: Any, y: Any) -> Any:
-    zero = constant_like(x, 0.0)
-    is_zero = snp.logical_and(lax.eq(x, zero), lax.eq(y, y))
-    return select(is_zero, zero, lax.mul(x, lax.log1p(y)))
-
-
-@_xlog1py.defjvp
-def _xlog1py_jvp(primals: Any, tangents: Any) -> Any:
-    (x, y), (tx, ty) = primals, tangents
-    slope = _ratio(x, lax.add(y, constant_like(y, 1.0)))
-    return _xlog1py(x, y), lax.add(lax.mul(tx, lax.log1p(y)), lax.mul(ty, slope))
-
-
-def _ratio(x: Any, y: Any) -> Any:
-    """`x / y`, and 0 for x = 0 even where y is."""
-    nothing = snp.logical_and(lax.eq(x, constant_like(x, 0.0)), lax.eq(y, constant_like(y, 0.0)))
-    return select(nothing, constant_like(x, 0.0), lax.div(x, select(nothing, _one(y), y)))
-
-
-def _one(y: Any) -> Any:
-    return constant_like(y, 1.0)
-
-
-def xlogy(x: Any, y: Any) -> Array:
-    """Compute `x log(y)`, elementwise; it is 0 for `x = 0`, and so is its derivative in `y`.
-
-    `x` and `y` broadcast and are promoted to one float dtype. Raises `ArgumentError` if one is no
-    array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
-
-    >>> spmd.scipy.special.xlogy(np.array([0.0, 2.0]), np.array([0.0, 1.0]))
-    Array([0., 0.], dtype=float32)
-    """
-    return _xlogy(*_real("xlogy", x, y))
-
-
-def xlog1py(x: Any, y: Any) -> Array:
-    """Compute `x log1p(y)`, elementwise; it is 0 for `x = 0`, and so is its derivative in `y`.
-
-    `x` and `y` broadcast and are promoted to one float dtype. Raises `ArgumentError` if one is no
-    array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
-
-    >>> spmd.scipy.special.xlog1py(np.array([0.0, 2.0]), np.array([-1.0, 0.0]))
-    Array([0., 0.], dtype=float32)
-    """
-    return _xlog1py(*_real("xlog1py", x, y))
-
-
-def entr(x: Any) -> Array:
-    """Compute `-x log(x)`, the term of an entropy, elementwise; minus infinity for negative `x`.
-
-    `x` keeps its shape; integers become float32 and floats keep their dtype. Raises `ArgumentError`
-    if `x` is no array, and `DtypeError` for complex numbers.
-
-    >>> spmd.scipy.special.entr(np.array([-1.0, 0.5]))
-    Array([     -inf, 0.3465736], dtype=float32)
-    """
-    return _entr(*_real("entr", x))
-
-
-@custom_jvp
-def _entr(x: Any) -> Any:
-    negative = lax.lt(x, constant_like(x, 0.0))
-    return select(negative, constant_like(x, -np.inf), lax.neg(_xlogy(x, x)))
-
-
-@_entr.defjvp
-def _entr_jvp(primals: Any, tangents: Any) -> Any:
-    (x,), (t,) = primals, tangents
-    negative = lax.lt(x, constant_like(x, 0.0))
-    slope = lax.neg(lax.add(lax.log(select(negative, _one(x), x)), _one(x)))
-    return _entr(x), lax.mul(t, select(negative, constant_like(x, 0.0), slope))
-
-
-@custom_jvp
-def _relative(p: Any, q: Any) -> Any:
-    """`p log(p / q)` of positive numbers."""
-    return lax.mul(p, lax.sub(lax.log(p), lax.log(q)))
-
-
-@_relative.defjvp
-def _relative_jvp(primals: Any, tangents: Any) -> Any:
-    (p, q), (tp, tq) = primals, tangents
-    in_p = lax.add(lax.sub(lax.log(p), lax.log(q)), _one(p))
-    return _relative(p, q), lax.sub(lax.mul(tp, in_p), lax.mul(tq, lax.div(p, q)))
-
-
-def rel_entr(p: Any, q: Any) -> Array:
-    """Compute `p log(p / q)`, the term of a relative entropy, elementwise.
-
-    It is 0 for `p = 0` and infinite outside of its domain. `p` and `q` broadcast and are promoted
-    to one float dtype. Raises `ArgumentError` if one is no array, `ShapeError` if they do not
-    broadcast, and `DtypeError` for complex numbers.
-
-    >>> spmd.scipy.special.rel_entr(np.array([0.0, 0.5, 0.5]), np.array([0.5, 0.5, 0.0]))
-    Array([ 0.,  0., inf], dtype=float32)
-    """
-    p, q = _real("rel_entr", p, q)
-    zero = constant_like(p, 0.0)
-    both = snp.logical_and(lax.gt(p, zero), lax.gt(q, zero))
-    empty = snp.logical_and(lax.eq(p, zero), lax.ge(q, zero))
-    safe_p, safe_q = select(both, p, _one(p)), select(both, q, _one(q))
-    return select(both, _relative(safe_p, safe_q), select(empty, zero, constant_like(p, np.inf)))
-
-
-def kl_div(p: Any, q: Any) -> Array:
-    """Compute `p log(p / q) - p + q`, the term of a Kullback-Leibler divergence, elementwise.
-
-    It is infinite outside of its domain. `p` and `q` broadcast and are promoted to one float dtype.
-    Raises `ArgumentError` if one is no array, `ShapeError` if they do not broadcast, and
-    `DtypeError` for complex numbers.
-
-    >>> spmd.scipy.special.kl_div(np.array([0.0, 0.5]), np.array([0.5, 0.5]))
-    Array([0.5, 0. ], dtype=float32)
-    """
-    p, q = _real("kl_div", p, q)
-    return lax.add(lax.sub(rel_entr(p, q), p), q)
-
-
-def boxcox(x: Any, lmbda: Any) -> Array:
-    """Compute the Box-Cox transformation, `(x**lmbda - 1) / lmbda`, elementwise.
-
-    For `lmbda = 0` it is `log(x)`. `x` and `lmbda` broadcast and are promoted to one float dtype.
-    Raises `ArgumentError` if one is no array, `ShapeError` if they do not broadcast, and
-    `DtypeError` for complex numbers.
-
-    >>> spmd.scipy.special.boxcox(3.0, np.array([0.0, 1.0, 2.0]))
-    Array([1.0986123, 2.       , 4.       ], dtype=float32)
-    """
-    x, lmbda = _real("boxcox", x, lmbda)
-    return _power_over(lmbda, lax.log(x))
-
-
-def boxcox1p(x: Any, lmbda: Any) -> Array:
-    """Compute the Box-Cox transformation of `1 + x`, elementwise.
-
-    `x` and `lmbda` broadcast and are promoted to one float dtype. Raises `ArgumentError` if one is
-    no array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
-
-    >>> spmd.scipy.special.boxcox1p(2.0, np.array([0.0, 1.0, 2.0]))
-    Array([1.0986123, 2.       , 4.       ], dtype=float32)
-    """
-    x, lmbda = _real("boxcox1p", x, lmbda)
-    return _power_over(lmbda, lax.log1p(x))
-
-
-def _power_over(lmbda: Any, log_x: Any) -> Any:
-    """`expm1(lmbda log_x) / lmbda`."""
-    zero = lax.eq(lmbda, constant_like(lmbda, 0.0))
-    safe = select(zero, _one(lmbda), lmbda)
-    return select(zero, log_x, lax.div(lax.expm1(lax.mul(safe, log_x)), safe))
-
-
-def softmax(x: Any, /, *, axis: Any = None) -> Array:
-    """Compute the exponentials of `x` divided by their sum along `axis`; over all dims by default.
-
-    The shape stays; the dtype rule and the errors are those of `spmd.nn.softmax`: `ArgumentError`,
-    `DimensionError`, `DtypeError`.
-
-    >>> spmd.scipy.special.softmax(np.zeros((2, 2)))
-    Array([[0.25, 0.25],
-           [0.25, 0.25]], dtype=float32)
-    """
-    return _softmax(as_array(x), axis)
-
-
-def log_softmax(x: Any, /, *, axis: Any = None) -> Array:
-    """Compute the logarithm of `softmax` along `axis`; over all dims by default.
-
-    The shape stays; the dtype rule and the errors are those of `spmd.nn.log_softmax`:
-    `ArgumentError`, `DimensionError`, `DtypeError`.
-
-    >>> spmd.scipy.special.log_softmax(np.zeros((2, 2)))
-    Array([[-1.3862944, -1.3862944],
-           [-1.3862944, -1.3862944]], dtype=float32)
-    """
-    return _log_softmax(as_array(x), axis)
+    return lax.betainc(*reals_of_one_shape("betainc", a, b, x))
 
 
 # ---- Bessel functions --------------------------------------------------------------------------
@@ -699,7 +480,7 @@ def i0(x: Any) -> Array:
     >>> spmd.scipy.special.i0(np.array([0.0, 1.0]))
     Array([1.       , 1.2660658], dtype=float32)
     """
-    return bessel_i0(*_real("i0", x))
+    return bessel_i0(*reals_of_one_shape("i0", x))
 
 
 def i1(x: Any) -> Array:
@@ -711,7 +492,7 @@ def i1(x: Any) -> Array:
     >>> spmd.scipy.special.i1(np.array([0.0, 1.0]))
     Array([0.       , 0.5651591], dtype=float32)
     """
-    return bessel_i1(*_real("i1", x))
+    return bessel_i1(*reals_of_one_shape("i1", x))
 
 
 # ---- integrals ---------------------------------------------------------------------------------
