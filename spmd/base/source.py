@@ -26,7 +26,8 @@ SKIPPED_FILES = {functools.__file__, contextlib.__file__, _STRING, "<frozen runp
 class Source:
     """A place in the user's program; `scope` is its name by `named_scope`.
 
-    `operand` names the leaf, where an operation is applied to each leaf of a pytree.
+    `operand` names the leaf, where an operation is applied to each leaf of a pytree. `through` is
+    the `file:line` of an installed package, where the line calls one that does the work.
     """
 
     file: str
@@ -34,6 +35,7 @@ class Source:
     function: str
     scope: str = ""
     operand: str = ""
+    through: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} ({self.function})" + self._suffix()
@@ -41,7 +43,7 @@ class Source:
     @property
     def short(self) -> str:
         """`file:line`, without folders."""
-        return f"{os.path.basename(self.file)}:{self.line}" + self._suffix()
+        return f"{_place(self.file, self.line)}" + self._suffix()
 
     @property
     def name_stack(self) -> str:
@@ -49,7 +51,12 @@ class Source:
         return self.scope
 
     def _suffix(self) -> str:
-        return f" in {self.scope}" if self.scope else ""
+        through = f" through {self.through}" if self.through else ""
+        return f"{through} in {self.scope}" if self.scope else through
+
+
+def _place(file: str, line: int) -> str:
+    return f"{os.path.basename(file)}:{line}"
 
 
 UNKNOWN = Source("<unknown>", 0, "<unknown>")
@@ -64,29 +71,40 @@ def is_ours(file: str) -> bool:
     return file.startswith((PACKAGE_DIR, GENERATED))
 
 
-_LIBRARY = ("/lib/python3", "/lib64/python3", "/site-packages/", "/dist-packages/")
+_INSTALLED = ("/lib/python3", "/lib64/python3", "/site-packages/", "/dist-packages/")
 
 
 def is_library(file: str) -> bool:
     """Whether a file belongs to Python or to an installed package: not where a user looks first."""
-    return file.startswith("<") or any(part in file for part in _LIBRARY)
+    return file.startswith("<") or any(part in file for part in _INSTALLED)
 
 
-# By file, whether its frames are skipped. (The hash of a code object is that of all it contains.)
-_skipped: dict[str, bool] = {}
+# What a file is: the user's; ours, or a go-between of Python; of an installed package.
+_USERS, _SKIPPED, _LIBRARY = 0, 1, 2
+# By file, what it is. (The hash of a code object is that of all it contains.)
+_kinds: dict[str, int] = {}
+
+
+def _kind_of(file: str) -> int:
+    kind = _kinds.get(file)
+    if kind is None:
+        skipped = is_ours(file) or file in SKIPPED_FILES
+        # Generated code, such as a notebook's cells, counts as the user's.
+        library = any(part in file for part in _INSTALLED) or file.startswith("<frozen ")
+        kind = _kinds[file] = _SKIPPED if skipped else _LIBRARY if library else _USERS
+    return kind
 
 
 def is_skipped(file: str) -> bool:
     """Whether frames of a file are never the user's: ours, and go-betweens of Python."""
-    skipped = _skipped.get(file)
-    if skipped is None:
-        skipped = _skipped[file] = is_ours(file) or file in SKIPPED_FILES
-    return skipped
+    return _kind_of(file) == _SKIPPED
 
 
 @functools.lru_cache(maxsize=4096)
-def _interned(file: str, line: int, function: str, scope: str, operand: str) -> Source:
-    return Source(file, line, function, scope, operand)
+def _interned(
+    file: str, line: int, function: str, scope: str, operand: str, through: str
+) -> Source:
+    return Source(file, line, function, scope, operand, through)
 
 
 # By code object and instruction, the line, which takes long to work out: a function's table of
@@ -97,12 +115,17 @@ _MOST_PLACES = 1 << 16
 
 def _found(frame: Any, code: Any) -> Source:
     """The line that a frame is on, remembered if it is in no scope."""
-    source = _interned(code.co_filename, frame.f_lineno, code.co_name, state.scope, state.operand)
+    source = _source_of(frame)
     if not state.scope and not state.operand:
         if len(_places) >= _MOST_PLACES:
             _places.clear()
         _places[id(code), frame.f_lasti] = code, source
     return source
+
+
+def _source_of(frame: Any, through: str = "") -> Source:
+    file, name = frame.f_code.co_filename, frame.f_code.co_name
+    return _interned(file, frame.f_lineno, name, state.scope, state.operand, through)
 
 
 # Functions between a user's call of a loop or conditional and its code.
@@ -129,23 +152,30 @@ def is_called_by_user() -> bool:
 
 
 def current_source(depth: int = 1) -> Source:
-    """The innermost frame of the calling stack that is not inside spmd, or its stand-in.
+    """The innermost frame of the calling stack that is the user's, or its stand-in.
 
-    The search begins `depth` calls out: a caller that knows these frames to be spmd's saves time.
+    Where it calls an installed package the source has the line in there too; a program that is all
+    installed has that line alone. The search begins `depth` calls out: a caller that knows these
+    frames to be spmd's saves time.
     """
     if state.source is not None:
         return state.source
     frame: Any = sys._getframe(depth)
+    library: Any = None
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
-        skipped = _skipped.get(file)
-        if skipped is None:
-            skipped = is_skipped(file)
-        if not skipped:
+        kind = _kinds.get(file)
+        if kind is None:
+            kind = _kind_of(file)
+        if not kind:
+            if library is not None:
+                return _source_of(frame, _place(library.f_code.co_filename, library.f_lineno))
             known = _places.get((id(code), frame.f_lasti))
             if known is None or state.scope or state.operand:
                 return _found(frame, code)
             return known[1]
+        if kind == _LIBRARY and library is None:
+            library = frame
         frame = frame.f_back
-    return UNKNOWN
+    return UNKNOWN if library is None else _source_of(library)

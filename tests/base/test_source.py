@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,6 +122,53 @@ def test_sources_print_briefly():
     source = Source("/a/b.py", 3, "f")
     assert (str(source), source.short) == ("/a/b.py:3 (f)", "b.py:3")
     assert UNKNOWN.line == 0
+
+
+@pytest.fixture
+def layers(tmp_path, monkeypatch):
+    """A module of layers, as pip would install it."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "layers_of_others.py").write_text(
+        "import functools\n"
+        "import spmd.numpy as snp\n"
+        "def wrapped(f):\n"
+        "    return functools.wraps(f)(lambda *args: f(*args))\n"
+        "@wrapped\n"
+        "def dense(x):\n"
+        "    return snp.tan(x)\n"
+        "@wrapped\n"
+        "def apply(f, x):\n"
+        "    return f(x)\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    yield importlib.import_module("layers_of_others")
+    del sys.modules["layers_of_others"]
+
+
+def test_lines_of_installed_packages_stand_after_the_line_that_calls_them(layers):
+    def model(x):
+        y = layers.dense(x)
+        return layers.apply(lambda y: snp.cos(y), layers.dense(y))
+
+    jaxpr = spmd.make_jaxpr(spmd.jit(model))(V)
+    first, second, third = (e.source for e in all_eqns(jaxpr) if e.prim.name in ("tan", "cos"))
+    here = line_of(model, "y = layers")
+    assert str(first) == f"{__file__}:{here} (model) through layers_of_others.py:7"
+    assert first.short == f"test_source.py:{here} through layers_of_others.py:7"
+    assert second.short == f"test_source.py:{here + 1} through layers_of_others.py:7"
+    # A function that a package calls is the user's own.
+    assert (third.short, third.function) == (f"test_source.py:{here + 1}", "<lambda>")
+
+
+def test_a_program_that_is_all_installed_has_its_own_lines(layers):
+    program = Path(layers.__file__)
+    program.write_text(program.read_text() + "print(spmd.make_jaxpr(dense)(1.0).eqns[0].source)\n")
+    program.write_text("import spmd\n" + program.read_text())
+    found = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, cwd=program.parent
+    )
+    assert found.stdout.strip() == f"{program}:8 (dense)", found.stderr
 
 
 def test_tracers_tell_where_they_come_from():
