@@ -22,7 +22,7 @@ from spmd.lax.array import broadcasted_iota
 from spmd.lax.convert import convert_element_type
 from spmd.lax.dot import batch_matmul
 from spmd.lax.families import fail
-from spmd.lax.linalg.lapack import in_own_precision
+from spmd.lax.linalg.lapack import few_threads, in_own_precision
 from spmd.lax.logic import bitwise_not, eq, ge, gt, le, lt, select
 from spmd.lax.precision import Precision
 from spmd.lax.sort import take_along
@@ -77,10 +77,14 @@ def stacked(
         labels = [(*range(leading), *range(-1, leading - a.ndim - 1, -1)) for a in everything]
         return dims(labels[: len(avals)], labels[len(avals) :])
 
+    def run(xp: Any, *operands: Any, **params: Any) -> Any:
+        with few_threads(max(operands[0].shape[-2:])):
+            return impl(xp, *operands, **params)
+
     prim = Primitive(
         name,
         abstract=abstract,
-        impl=impl,
+        impl=run,
         jvp=jvp,
         transpose=transpose,
         batch=batch or batch_rule,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def _lu_abstract(x: ShapedArray) -> list[ShapedArray]:
 
 def _lu_impl(xp: Any, x: Any) -> list[Any]:
     *leading, m, n = x.shape
-    a = np.array(x, order="C").reshape((int(np.prod(leading)), m, n))
+    a = np.array(x, order="C").reshape((math.prod(leading), m, n))
     pivots = np.zeros((a.shape[0], min(m, n)), np.int32)
     if not lu_factors(a, pivots):
         _eliminate(a, pivots)
@@ -190,7 +191,7 @@ def _exchanged(pivots: list[int], size: int) -> list[int]:
 
 def _permutation(pivots: Any, size: int) -> Any:
     leading = pivots.shape[:-1]
-    flat = pivots.reshape((int(np.prod(leading)), pivots.shape[-1]))
+    flat = pivots.reshape((math.prod(leading), pivots.shape[-1]))
     if flat.shape[0] < _FEW:
         return np.array([_exchanged(row, size) for row in flat.tolist()], np.int32).reshape(
             (*leading, size)

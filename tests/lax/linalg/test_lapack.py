@@ -106,3 +106,31 @@ def test_operands_stay():
     spmd.jit(lambda a: (linalg.lu(a), linalg.qr(a)))(a)
     np.testing.assert_array_equal(a, kept[0])
     np.testing.assert_array_equal(b, kept[1])
+
+
+def test_the_library_has_its_threads_again_when_all_have_left():
+    """Two busy threads that wait for each other take 100 times as long as one."""
+    threads = lapack.set_threads()
+    before = threads(2)
+    try:
+        with lapack.few_threads(64):
+            with pytest.raises(ZeroDivisionError), lapack.few_threads(100):
+                raise ZeroDivisionError
+            assert threads(1) == 1
+        assert threads(2) == 2
+        for rows in (4, 5000):
+            with lapack.few_threads(rows):
+                assert threads(2) == 2
+    finally:
+        threads(before)
+
+
+@pytest.mark.skipif(
+    not hasattr(lapack.library(), "openblas_set_num_threads_local"), reason="another library"
+)
+def test_factorizations_run_on_one_thread(monkeypatch):
+    seen = []
+    monkeypatch.setattr(lapack, "set_threads", lambda: lambda count: seen.append(count) or 2)
+    for f in (linalg.lu, linalg.eigh, linalg.svd, linalg.qr, linalg.cholesky):
+        f(np.eye(40))
+    assert seen == [1, 2] * 5
