@@ -61,8 +61,8 @@ FLOORS = (
     "_lazy_names __main__",
 )
 
-# Each optional or late package has one entrance.
-ONE_DOOR = ("mpi4py", "cupy", "llvmlite", "onnx")
+# Each optional or late package is imported by one module.
+ONE_IMPORTER = ("mpi4py", "cupy", "llvmlite", "onnx")
 # Never a dependency of the library: oracles and rivals.
 FOREIGN = ("jax", "jaxlib", "torch", "tensorflow")
 
@@ -270,7 +270,7 @@ def test_nccl_has_one_door():
     assert doors == {"nccl.py"}
 
 
-@pytest.mark.parametrize("package", ONE_DOOR)
+@pytest.mark.parametrize("package", ONE_IMPORTER)
 def test_optional_package_has_one_door(package):
     doors = {
         str(found.path.relative_to(ROOT))
@@ -291,7 +291,7 @@ def test_every_module_has_a_floor():
 
 
 def test_import_spmd_loads_no_optional_package():
-    packages = (*ONE_DOOR, *FOREIGN, "scipy", "multiprocessing")
+    packages = (*ONE_IMPORTER, *FOREIGN, "scipy", "multiprocessing")
     probe = f"import sys, spmd; print([m for m in {packages!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

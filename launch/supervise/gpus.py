@@ -149,7 +149,7 @@ def bind(
             return []
         hidden = next((v for v in (VISIBLE, *SLURM) if v in environ), None)
         if hidden is None:
-            return []  # who asks for a GPU is told what is missing
+            return []  # a program that asks for a GPU learns what is missing
         raise BindingError(
             f"{hidden}={environ[hidden]} shows none of the {_counted(len(here))} of this host; "
             "unset it, or name GPUs as nvidia-smi -L does"

@@ -46,7 +46,7 @@ from spmd.core.stage import trace_to_jaxpr
 from spmd.core.trace import Tracer
 from spmd.core.transpose import backward_pass
 from spmd.sharding.array import Array
-from spmd.sharding.future import Future, asked
+from spmd.sharding.future import Future, settled_check
 from spmd.sharding.named import NamedSharding
 
 T = TypeVar("T")
@@ -218,7 +218,7 @@ def block_until_ready(x: T) -> T:
     if type(x) is Array:
         x.block_until_ready()
         return x
-    if asked.is_settled(x):
+    if settled_check.is_settled(x):
         return x
     for leaf in tree_leaves(x):
         if type(leaf) is Array and (leaf.shards is not None or type(leaf.owner) is Future):

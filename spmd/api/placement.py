@@ -12,7 +12,7 @@ from spmd.base.device import Device, MemorySpace, default_device, process_index
 from spmd.base.dtypes import canonical
 from spmd.base.errors import ArgumentError, ShapeError, ShardingError
 from spmd.base.source import current_source
-from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, tell_of_move
+from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, report_transfer
 from spmd.base.tree import (
     broadcast_prefix,
     keystr,
@@ -173,13 +173,13 @@ def _guard(name: str, x: Any, place: Any) -> None:
     """Report a value's explicit transfer to the transfer guards, if it is one."""
     if not isinstance(x, Array):
         what = f"device_put: {name} ({typeof(x).short()}) is of the host"
-        tell_of_move(HOST_TO_DEVICE, what, "make it on the device", explicit=True)
+        report_transfer(HOST_TO_DEVICE, what, "make it on the device", explicit=True)
     elif isinstance(place, Device | Sharding):
         # In JAX, to keep what one of its devices has of an array is no move.
         stays = place in x.sharding.device_set if isinstance(place, Device) else x.sharding == place
         if not stays:
             what = f"device_put: {name} ({x.aval.short()}) lies otherwise than {place}"
-            tell_of_move(DEVICE_TO_DEVICE, what, "compute it there", explicit=True)
+            report_transfer(DEVICE_TO_DEVICE, what, "compute it there", explicit=True)
 
 
 def _moved(x: Any, place: Sharding) -> Array | None:

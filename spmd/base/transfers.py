@@ -17,7 +17,7 @@ from spmd.base.source import PACKAGE_DIR, current_source, is_skipped
 HOST_TO_DEVICE, DEVICE_TO_DEVICE, _ = TRANSFERS
 
 
-def tell_of_move(direction: str, what: str, advice: str, explicit: bool = False) -> None:
+def report_transfer(direction: str, what: str, advice: str, explicit: bool = False) -> None:
     """Raise a `DeviceError` for a move in a direction, or print it, as its guard says.
 
     `what` says which value of which call moves; `advice` what to write instead.
@@ -32,14 +32,14 @@ def tell_of_move(direction: str, what: str, advice: str, explicit: bool = False)
     print(f"spmd: {name} transfer: {text}", file=sys.stderr)
 
 
-# Functions that make arrays, between a user and `tell_of_creation`.
+# Functions that make arrays, between a user and `report_creation`.
 _MAKERS = tuple(
     os.path.join(PACKAGE_DIR, *path)
     for path in (("numpy", "creation.py"), ("numpy", "dtype.py"), ("core", "explicit.py"))
 )
 
 
-def tell_of_creation(name: str) -> None:
+def report_creation(name: str) -> None:
     """Report the transfer of a host value that user code, not spmd itself, makes an array of."""
     if config.transfer_guard_host_to_device == "allow":
         return
@@ -48,4 +48,4 @@ def tell_of_creation(name: str) -> None:
         frame = frame.f_back
     if frame is not None and not is_skipped(frame.f_code.co_filename):
         advice = "make it before, or with device_put"
-        tell_of_move(HOST_TO_DEVICE, f"{name}: values of the host become an array", advice)
+        report_transfer(HOST_TO_DEVICE, f"{name}: values of the host become an array", advice)

@@ -59,7 +59,7 @@ class Copies:
         return f"{len(self.items)} rectangles {blake2b(data, digest_size=8).hexdigest()}"
 
 
-# ---- who holds what ----------------------------------------------------------------------------
+# ---- parts by device ----------------------------------------------------------------------------
 
 
 def interval(size: int, parts: int, part: int) -> Interval:

@@ -23,7 +23,7 @@ from spmd.base.errors import (
     RefusedError,
     ShapeError,
 )
-from spmd.base.transfers import tell_of_creation
+from spmd.base.transfers import report_creation
 from spmd.compile.executable.nan_check import check_created
 from spmd.compile.lazy import cuda_sharing
 from spmd.core.aval import is_arraylike, typeof
@@ -87,7 +87,7 @@ def array(
         raise RefusedError(f"array: order={order!r}; arrays are row-major here")
     found = optional_dtype(dtype, "array")
     if not isinstance(object, (Array, Tracer)):
-        tell_of_creation("array")
+        report_creation("array")
     if isinstance(object, (list, tuple)):
         result = _from_nested(object, found)
     else:
@@ -274,7 +274,7 @@ def _filled(name: str, shape: Any, value: Any, dtype: Any, device: Any) -> Any:
             f"{name} received {shape!r} and {dtype!r}: a shape is one argument, so write "
             f"{name}(({shape}, {dtype}))"
         )
-    tell_of_creation(name)
+    report_creation(name)
     found = default_float() if dtype is None else user_dtype(dtype, name)
     result = lax.full(canonical_shape(shape, name), value, found)
     return placed(result, device)
@@ -347,7 +347,7 @@ def full(
     shape = canonical_shape(shape, "full")
     found, value = optional_dtype(dtype, "full"), plain(fill_value)
     if not isinstance(value, (Array, Tracer)):
-        tell_of_creation("full")
+        report_creation("full")
     if device is not None and found is None:
         found = typeof(value).dtype  # arrays that are placed have no weak type
     if found is not None and type(value) is complex:  # integers wrap around here, as in JAX
@@ -369,7 +369,7 @@ def _like(name: str, a: Any, value: Any, dtype: Any, shape: Any, device: Any) ->
     if not (hasattr(a, "dtype") and hasattr(a, "shape")):
         a = operand(name, a)
     found = optional_dtype(dtype, name)
-    tell_of_creation(name)
+    report_creation(name)
     weak = False
     if found is None:
         aval = typeof(a) if is_arraylike(a) else None

@@ -14,7 +14,7 @@ import numpy as np
 from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeArgumentError
-from spmd.base.transfers import tell_of_creation
+from spmd.base.transfers import report_creation
 from spmd.compile.executable.nan_check import check_created
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.trace import Tracer
@@ -38,7 +38,7 @@ class ScalarType(type):
     def __call__(cls, x: Any = 0) -> Any:
         dtype = dtypes.canonical(cls.dtype)
         if not isinstance(x, (Array, Tracer)):
-            tell_of_creation(cls.__name__)
+            report_creation(cls.__name__)
         given = dtypes.exact(x, dtype)
         given = given if is_arraylike(given) else np.asarray(given)
         made = lax.convert_element_type(given, dtype)

@@ -90,7 +90,7 @@ class Cell:
         ndim = len(shape)
         self.axes: Split = _NO_AXES[ndim]
         self.closed: tuple[bool, ...] = _OPEN[ndim]
-        self.by: tuple[str, ...] = _BY_NOBODY[ndim]  # who decided, in words
+        self.by: tuple[str, ...] = _BY_NOBODY[ndim]  # the origins of the splits, in words
         self.links: list[Link] = []
         if aval.explicit is not None:
             self._close_typed(aval.explicit)

@@ -40,7 +40,7 @@ class Move:
     name: str  # the argument that is moved; empty for other values
     made: Source  # the line that makes it
     type: str
-    by: str  # who decided how it is split
+    by: str  # the origin of its split, in words
     want: str  # the spec that is needed
     is_typed: bool
     received: int

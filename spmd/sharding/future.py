@@ -65,10 +65,10 @@ class DeviceMemory:
         raise NotImplementedError
 
 
-class _Asked:
+class _SettledCheck:
     """Whether it is certain that no array of a pytree is pending; set by compile."""
 
     is_settled: Callable[[Any], bool] = staticmethod(lambda tree: False)
 
 
-asked = _Asked()
+settled_check = _SettledCheck()

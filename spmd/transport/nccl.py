@@ -1,4 +1,4 @@
-"""Collectives between GPUs by NCCL, through CuPy: who may use it, communicators, what ends them.
+"""Collectives between GPUs by NCCL, through CuPy: availability, communicators, failures.
 
 The one idea: NCCL moves data only. The ranks meet on the host first, through the communicator that
 they have anyway: it compares their calls, names a rank that does not come, and carries NCCL's ids.
@@ -49,7 +49,7 @@ CODES = {
     7: "it has not finished what it was asked to do",
 }
 
-# ---- who may use it ------------------------------------------------------------------------------
+# ---- availability --------------------------------------------------------------------------------
 
 
 def library() -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from spmd.base.context import state
 from spmd.base.errors import ArgumentError, DeviceError, ShardingError
 from spmd.base.source import current_source
-from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, tell_of_move
+from spmd.base.transfers import DEVICE_TO_DEVICE, HOST_TO_DEVICE, report_transfer
 from spmd.base.tree import tree_flatten
 from spmd.compile.dispatch.signature import Signature
 from spmd.core.aval import ShapedArray, ShapeDtypeStruct, is_arraylike, typeof
@@ -119,7 +119,7 @@ def guard_transfers(what: str, names: Names, leaves: Sequence[Any], is_placed: b
             continue
         name = names()[k]
         text = f"{what}: argument {name} ({typeof(x).short()}) {moves}"
-        tell_of_move(direction, text, f"pass device_put({name}) with its place")
+        report_transfer(direction, text, f"pass device_put({name}) with its place")
 
 
 # ---- why a call is compiled --------------------------------------------------------------------

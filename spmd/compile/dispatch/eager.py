@@ -21,7 +21,7 @@ from spmd.base.config import config
 from spmd.base.context import busy, state
 from spmd.base.device import Device, gpus, process_index
 from spmd.base.errors import ShardingError
-from spmd.base.transfers import HOST_TO_DEVICE, tell_of_move
+from spmd.base.transfers import HOST_TO_DEVICE, report_transfer
 from spmd.base.tree import tree_flatten
 from spmd.base.util import MISS
 from spmd.compile.dispatch.signature import Split
@@ -263,7 +263,7 @@ def _guard_transfers(prim: Primitive, operands: Sequence[Any]) -> None:
     if not arrays or (prim is convert_element_type_p and not level.endswith("explicit")):
         return
     what = f"{prim.name}: a NumPy array ({typeof(arrays[0])}) is an operand"
-    tell_of_move(HOST_TO_DEVICE, what, "convert it with device_put")
+    report_transfer(HOST_TO_DEVICE, what, "convert it with device_put")
 
 
 def _laid_out(prim: Primitive, x: Any, params: dict[str, Any]) -> Array | None:

@@ -1,4 +1,4 @@
-"""Reports for errors of GPUs: who holds memory, and which programs may have failed.
+"""Reports for errors of GPUs: the holders of memory, and the programs that may have failed.
 
 The one idea: a GPU reports a failure when somebody waits for it, later and without a name. So each
 device has a short list of the programs that are in its stream since the host last waited.
@@ -106,7 +106,7 @@ def defer(gpu: Driver, device: int, check: Callable[[], None]) -> None:
         checks.make(_MOST_CHECKS)
 
 
-# ---- who holds memory --------------------------------------------------------------------------
+# ---- holders of memory --------------------------------------------------------------------------
 
 
 def memory_report(

@@ -48,7 +48,7 @@ def capsule(x: Array, stream: Any, versioned: bool, copy: bool | None) -> Any:
 
 
 def array_interface(x: Array) -> dict[str, Any]:
-    """`__cuda_array_interface__`, version 3, of an array on one GPU: who reads waits for `stream`.
+    """`__cuda_array_interface__`, version 3, of an array on one GPU: readers wait for `stream`.
 
     The memory is that of the array, which must be kept as long as it is used.
     """

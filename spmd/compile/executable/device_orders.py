@@ -51,7 +51,7 @@ def ordered(
     given = tuple([s if s is not None and _is_other(s, devices) else None for s in known])
     asked = wanted or [None] * len(closed.out_avals)
     said = [
-        own if own is not None else _said_of(atom, closed.jaxpr)
+        own if own is not None else _constraint_of(atom, closed.jaxpr)
         for own, atom in zip(asked, closed.jaxpr.outvars, strict=True)
     ]
     made = tuple([_over_another_grid(s, mesh) for s in said])
@@ -107,7 +107,7 @@ def _over_another_grid(sharding: Sharding | None, mesh: Mesh) -> NamedSharding |
 _MAY_ORDER = frozenset((sharding_constraint_p.name, reshard_p.name))
 
 
-def _said_of(atom: Atom, jaxpr: Jaxpr) -> NamedSharding | None:
+def _constraint_of(atom: Atom, jaxpr: Jaxpr) -> NamedSharding | None:
     """The sharding in the constraint that makes a result, if one does."""
     while isinstance(atom, Var):
         eqn = next((e for e in jaxpr.eqns if atom in e.outvars), None)

@@ -80,7 +80,7 @@ class Producers(Merging):
         self._made: dict[Atom, Eqn] = {}
 
     def count_readers(self, jaxpr: Jaxpr) -> None:
-        """Count who reads the concatenations of a jaxpr: rules may take them apart if one does."""
+        """Count the readers of concatenations: rules may take one with a single reader apart."""
         if concatenate_p.name not in jaxpr.primitives or jaxpr.primitives.isdisjoint(_JOINED):
             return
         made = {v for e in jaxpr.eqns if e.prim is concatenate_p for v in e.outvars}

@@ -1,7 +1,7 @@
 """Values that one device along some axes has: a row of a split dim, and what is made of it.
 
 A row of a split dim is there where the dim's part is. What is computed of it alone is computed
-there: the other devices compute as much of rows of their own, and nobody reads that. It moves when
+there: the other devices compute as much of rows of their own, which is never read. It moves when
 another reader wants it: whole, or split, by one exchange, and by none where it is written into a
 row of the device that has it.
 """
@@ -229,7 +229,7 @@ def _padded(
     split, over, _ = form
     if is_uneven(x.cell.shape, split, sizes) or not _has(value, ()):
         return None
-    if cell.edge:  # a result that nobody lays out stays where it is
+    if cell.edge:  # a result without a sharding of the user's stays where it is
         for d, entry in enumerate(config):
             by_row = not split[d] and entry != (0, 0, 0)
             cell.offer(d, over if by_row else split[d], sizes, "the rows of one device")

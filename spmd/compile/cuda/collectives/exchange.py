@@ -1,8 +1,8 @@
 """Exchanges between the devices of a process: copies from device to device, and kernels.
 
 The one idea: a device only writes to its own memory. It pulls the blocks of others, in contiguous
-copies, to where they belong or to scratch memory, and kernels of its own combine or reorder what
-is there. A long all_reduce is a reduce_scatter and an all_gather: nobody holds all operands.
+copies, to where they belong or to scratch memory, and kernels of its own combine or reorder what is
+there. A long all_reduce is a reduce_scatter and an all_gather: no device holds all operands.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def check_shared_text(symbol: str, report: str) -> str:
     touched = f.convert("inttoptr", words["touched"], "ptr")
 
     def of_warp(who: Value) -> Value:
-        """The warp of who touched a byte; of anybody none."""
+        """The warp of the threads that touched a byte; -1 for several warps."""
         single = (who - 1) >> 5
         several = f.select(who.equals(ANYBODY), -1, who - SEVERAL_OF)
         return f.select(who < SEVERAL_OF, single, several)

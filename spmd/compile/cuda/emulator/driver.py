@@ -263,7 +263,7 @@ class EmulatorDriver:
             self.events[event] = self._streams.mark(number)
 
     def has_happened(self, device: int, event: int) -> bool:
-        """Whether an event has happened; who asks again and again lets its stream get on."""
+        """Whether an event has happened; repeated queries let its stream proceed."""
         with self._lock:
             mark = self.events[event]
             return mark is None or self._streams.has_happened(mark)
@@ -421,7 +421,7 @@ class EmulatorDriver:
             self._streams.wait(number)
 
     def is_idle(self, device: int) -> bool:
-        """Whether the stream has no work left; who asks again and again lets it get on."""
+        """Whether the stream has no work left; repeated queries let its work proceed."""
         with self._lock:
             self._gpu(device)
             return self._streams.is_idle(device)

@@ -162,7 +162,7 @@ class Streams:
             raise CudaError(failures)
 
     def is_idle(self, number: int) -> bool:
-        """Whether a stream has no work left; who asks again and again lets it get on."""
+        """Whether a stream has no work left; repeated queries let its work proceed."""
         self.step(number)
         stream = self._streams[number]
         if stream.work or stream.is_busy:
@@ -185,7 +185,7 @@ class Streams:
         return self.put(number, lambda: None, always=True)
 
     def has_happened(self, mark: Work) -> bool:
-        """Whether an event has happened; who asks again and again lets its stream get on."""
+        """Whether an event has happened; repeated queries let its stream proceed."""
         self.step(mark.stream)
         if mark.is_done:
             self._note_ended(mark.stream, mark.index, mark.seen)

@@ -86,4 +86,4 @@ def install_walks() -> None:
         tree.walks.flatten = found["flatten"]
         tree.walks.flatten_up_to = found["flatten_up_to"]
         tree.walks.unflatten = found["unflatten"]
-        future.asked.is_settled = found["settled"]
+        future.settled_check.is_settled = found["settled"]
