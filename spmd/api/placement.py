@@ -26,9 +26,10 @@ from spmd.core.argument_names import check_arrays
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import hooks
 from spmd.core.jvp import JVPTracer
-from spmd.core.primitive import Zero
+from spmd.core.primitive import Primitive, Zero, dims, linear
 from spmd.core.trace import Tracer, to_numpy
 from spmd.core.vmap import BatchTracer
+from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import (
     Array,
     alias,
@@ -204,7 +205,13 @@ def _moved(x: Any, place: Sharding) -> Array | None:
 
 
 def _traced(name: str, x: Tracer, place: Any) -> Tracer:
-    """A traced value is where its program runs; a sharding constrains it."""
+    """A traced value is where its program runs; a sharding constrains it.
+
+    One that is differentiated outside of `jit` is an array: it is moved, and its cotangent back.
+    """
+    source = _differentiated(x, place)
+    if source is not None and isinstance(place, Device | Sharding) and not _has_type(x, place):
+        return device_put_p.bind(x, place=place, back=source)
     if isinstance(place, NamedSharding):
         return constrain(f"device_put: {name}", x, place, moves=True)
     devices = {place} if isinstance(place, Device) else getattr(place, "device_set", set())
@@ -223,6 +230,48 @@ def _traced(name: str, x: Tracer, place: Any) -> Tracer:
         "before the transformed function, or on its result after it; lay a value out over devices "
         "with a NamedSharding."
     )
+
+
+def _differentiated(x: Any, place: Any) -> Sharding | None:
+    """The sharding of the array that is differentiated, if a cotangent has to go back to it.
+
+    None if `x` is no such array, if it may lie anywhere, or if it has a batch dim that a spec would
+    have to name.
+    """
+    is_differentiated = is_batched = False
+    while isinstance(x, JVPTracer | BatchTracer):
+        is_differentiated |= isinstance(x, JVPTracer)
+        is_batched |= isinstance(x, BatchTracer)
+        x = x.primal if isinstance(x, JVPTracer) else x.val
+    if not is_differentiated or type(x) is not Array or not x.committed:
+        return None
+    if is_batched and any(isinstance(s, NamedSharding) for s in (x.sharding, place)):
+        return None
+    return x.sharding
+
+
+def _has_type(x: Tracer, place: Any) -> bool:
+    """Whether types say how the value lies, or will."""
+    is_named = isinstance(place, NamedSharding)
+    return x.aval.explicit is not None or (is_named and AxisType.Explicit in place.mesh.axis_types)
+
+
+def _device_put_transpose(ct: Any, x: Any, *, place: Any, back: Any) -> list[Any]:
+    is_staged = isinstance(ct, Tracer) and not isinstance(ct, JVPTracer | BatchTracer)
+    return [ct if is_staged else device_put_p.bind(ct, place=back, back=place)]
+
+
+# Moves tangents with the arrays that are differentiated, and cotangents `back`.
+device_put_p = Primitive(
+    "device_put",
+    abstract=lambda x, *, place, back: x,
+    impl=lambda xp, x, *, place, back: x,
+    eager=lambda x, *, place, back: device_put(x, place),
+    jvp=linear,
+    transpose=_device_put_transpose,
+    batch=lambda axis, operands, at, **params: (device_put_p.bind(*operands, **params), at[0]),
+    dims=lambda x, *, place, back: dims([range(x.ndim)], [range(x.ndim)]),
+)
 
 
 def _check_placing(what: str, shape: Sequence[int], sharding: Any) -> None:

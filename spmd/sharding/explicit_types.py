@@ -216,6 +216,17 @@ def _resized(eqn: _Equation) -> list[Split]:
     return [eqn.splits[0] for _ in eqn.outs]
 
 
+def _convolved(eqn: _Equation) -> list[Split]:
+    """Batch and spatial dims stay split where a kernel is whole, and its features are not split."""
+    (lhs, rhs), numbers = eqn.splits[:2], eqn.params["dimension_numbers"]
+    if any(rhs) or lhs[numbers.lhs_spec[1]]:
+        return _by_dims(eqn)
+    made: list[Any] = [()] * eqn.outs[0].ndim
+    for d, out in zip(numbers.lhs_spec, numbers.out_spec, strict=True):
+        made[out] = lhs[d]
+    return [tuple(made)]
+
+
 def _updated(eqn: _Equation) -> list[Split]:
     """The operand's split; an update that is split otherwise would have to be moved."""
     operand, update = eqn.splits[:2]
@@ -321,6 +332,7 @@ def _attended(eqn: _Equation) -> list[Split]:
 
 _RULES: dict[Primitive, Callable[[_Equation], list[Split]]] = {
     concatenate_p: _concatenated,
+    conv_general_dilated_p: _convolved,
     dynamic_update_slice_p: _updated,
     reshape_p: _reshaped,
     **dict.fromkeys(_RESIZES, _resized),

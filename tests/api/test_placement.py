@@ -305,3 +305,68 @@ def test_shards_that_are_no_arrays():
     for given in ([X[:2], X[2:]], X):
         with pytest.raises(ArgumentError, match=r"arrays\[0\] is of type ndarray"):
             spmd.make_array_from_single_device_arrays((4, 2), rows, given)
+
+
+@pytest.mark.parametrize("kind", ["devices", "meshes"])
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_layers_on_different_devices_have_gradients_there(kind: str, is_jitted: bool):
+    """A cotangent goes back to where `device_put` took the value from."""
+    first, second = _places(kind)
+    weights = [np.arange(16, dtype=np.float32).reshape(4, 4) / k for k in (30, 40)]
+    x = np.ones((4, 4), np.float32)
+
+    def layer(w: Any, x: Any) -> Any:
+        return snp.tanh(x @ w)
+
+    run = spmd.jit(layer) if is_jitted else layer
+
+    def loss(ws: Any, x: Any, place: Any) -> Any:
+        h = run(ws[0], x)
+        h = h if place is None else spmd.device_put(h, place)
+        return (run(ws[1], h) ** 2).sum()
+
+    placed = [spmd.device_put(w, p) for w, p in zip(weights, (first, second), strict=True)]
+    given = spmd.device_put(x, first)
+    want = spmd.grad(loss)(weights, x, None)
+    for slope in (
+        spmd.grad(loss)(placed, given, second),
+        spmd.vjp(lambda ws: loss(ws, given, second), placed)[1](np.float32(1))[0],
+    ):
+        for got, w, own in zip(slope, want, placed, strict=True):
+            np.testing.assert_allclose(got, w, rtol=1e-5)
+            assert got.sharding.device_set == own.sharding.device_set
+
+
+def _places(kind: str) -> tuple[Any, Any]:
+    devices = spmd.devices()
+    if kind == "devices":
+        return devices[1], devices[2]
+    meshes = (spmd.Mesh(np.array(own), ("x",)) for own in (devices[:2], devices[2:4]))
+    first, second = (spmd.NamedSharding(mesh, spmd.P("x")) for mesh in meshes)
+    return first, second
+
+
+def test_device_put_of_what_is_differentiated_has_all_derivatives():
+    first, second = _places("devices")
+    x = spmd.device_put(np.float32(0.5), first)
+
+    def f(x: Any) -> Any:
+        return spmd.device_put(snp.sin(x), second) ** 2
+
+    plain = lambda x: snp.sin(x) ** 2  # noqa: E731
+    for order in (spmd.grad, lambda f: spmd.grad(spmd.grad(f))):
+        got = order(f)(x)
+        np.testing.assert_allclose(got, order(plain)(0.5), rtol=1e-5)
+        assert got.device is first
+    out, tangent = spmd.jvp(f, (x,), (x,))
+    assert out.device is tangent.device is second
+    np.testing.assert_allclose(tangent, spmd.jvp(plain, (0.5,), (0.5,))[1], rtol=1e-6)
+    out, pull = spmd.vjp(f, x)
+    np.testing.assert_allclose(spmd.jit(pull)(1.0)[0], spmd.grad(plain)(0.5), rtol=1e-6)
+    _, push = spmd.linearize(f, x)
+    np.testing.assert_allclose(spmd.jit(push)(x), tangent, rtol=1e-6)
+    xs = np.arange(3, dtype=np.float32)
+    rows = spmd.vmap(spmd.grad(f))(spmd.device_put(xs, first))
+    np.testing.assert_allclose(rows, spmd.vmap(spmd.grad(plain))(xs), rtol=1e-6)
+    rows = spmd.grad(lambda xs: spmd.vmap(f)(xs).sum())(spmd.device_put(xs, first))
+    np.testing.assert_allclose(rows, spmd.vmap(spmd.grad(plain))(xs), rtol=1e-6)

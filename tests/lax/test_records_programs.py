@@ -97,6 +97,7 @@ ELSEWHERE = {
     "unvary": "is put in around untyped maps: tests/partition/test_untyped_maps.py",
     "pcast": "is for meshes: tests/sharding/test_unreduced.py",
     "sharding_constraint": "is for meshes: tests/partition/test_plans.py",
+    "device_put": "moves derivatives: tests/api/test_placement.py",
     "custom_partitioning": "is for meshes: tests/partition/test_custom_partitioning.py",
     "shard_alike": "is for meshes: tests/sharding/test_shard_alike.py",
     "reshard": "is for meshes: tests/sharding/test_explicit_types.py",

@@ -136,6 +136,11 @@ PROGRAMS: dict[str, str] = {
     "jnp.split(xr, 2, axis=1)": "float32[8@x,8] float32[8@x,8]",
     "jnp.expand_dims(x, 0)": "float32[1,8@x,16@y]",
     "lax.conv(a((4, 3, 8, 8), 'x'), a((6, 3, 3, 3)), (1, 1), 'SAME')": "float32[4@x,6,8,8]",
+    "lax.conv(a((1, 3, 8, 8), None, None, 'x'), a((6, 3, 3, 3)), (1, 1), 'SAME')": (
+        "float32[1,6,8@x,8]"
+    ),
+    "jnp.convolve(a((8,), 'x'), jnp.ones(3), mode='same')": "float32[8@x]",
+    "jnp.correlate(a((8,), 'x'), jnp.ones(3), mode='same')": "float32[8@x]",
     "lax.reduce_window(xr, np.float32(0.0), lax.add, (1, 2), (1, 2), 'VALID')": "float32[8@x,8]",
     "jax.random.normal(jax.random.key(0), (8, 4), out_sharding=P('x'))": "float32[8@x,4]",
     "jax.random.uniform(jax.random.key(0), (8, 4))": "float32[8,4]",

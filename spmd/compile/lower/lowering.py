@@ -48,7 +48,7 @@ HINTS: dict[str, Hint] = {}
 
 # Results that are an operand's bytes under another type: nothing is done for them.
 ALIASES = frozenset(
-    "reshape squeeze copy stop_gradient name pvary unvary sharding_constraint".split()
+    "reshape squeeze copy stop_gradient name pvary unvary sharding_constraint device_put".split()
 )
 
 
