@@ -79,9 +79,9 @@ def is_library(file: str) -> bool:
     return file.startswith("<") or any(part in file for part in _INSTALLED)
 
 
-# What a file is: the user's; ours, or a go-between of Python; of an installed package.
+# Kinds of files: the user's; spmd's own or a go-between of Python; an installed package's.
 _USERS, _SKIPPED, _LIBRARY = 0, 1, 2
-# By file, what it is. (The hash of a code object is that of all it contains.)
+# By file, its kind. (The hash of a code object is that of all it contains.)
 _kinds: dict[str, int] = {}
 
 

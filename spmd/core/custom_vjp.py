@@ -264,12 +264,30 @@ def _custom_vjp_batch(
     batched, _ = batch_jaxpr(jaxpr, axis, flags, force_out=True)
     arg_flags = flags[num_consts:]
     res_dims: list[int | None] = []  # known once fwd has run
+    outs = custom_vjp_call_p.bind(
+        *fronts(axis, operands, at),
+        jaxpr=batched,
+        name=name,
+        num_consts=num_consts,
+        _fwd=_batched_fwd(_fwd, axis, arg_flags, res_dims),
+        _bwd=_batched_bwd(_bwd, axis, arg_flags, res_dims),
+    )
+    return outs, [0] * len(outs)
 
-    def fwd(args: Sequence[Any], perturbed: Sequence[bool]) -> tuple[list[Any], list[Any]]:
+
+def _batched_fwd(
+    fwd: Callable[..., Any],
+    axis: BatchAxis,
+    arg_flags: Sequence[bool],
+    res_dims: list[int | None],
+) -> Callable[..., tuple[list[Any], list[Any]]]:
+    """`fwd` of batched arguments; it notes in `res_dims` which residuals are batched."""
+
+    def batched(args: Sequence[Any], perturbed: Sequence[bool]) -> tuple[list[Any], list[Any]]:
         counts: list[int] = []
 
         def flat(*xs: Any) -> list[Any]:
-            residuals, outs = _fwd(xs, perturbed)
+            residuals, outs = fwd(xs, perturbed)
             counts.append(len(residuals))
             return [*residuals, *outs]
 
@@ -285,15 +303,26 @@ def _custom_vjp_batch(
         residuals, outs = split_list(found, counts)
         return residuals, outs
 
-    @functools.wraps(_bwd)
-    def bwd(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+    return batched
+
+
+def _batched_bwd(
+    bwd: Callable[..., Any],
+    axis: BatchAxis,
+    arg_flags: Sequence[bool],
+    res_dims: Sequence[int | None],
+) -> Callable[..., list[Any]]:
+    """`bwd` of batched residuals and cotangents."""
+
+    @functools.wraps(bwd)
+    def batched(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
         missing: list[bool] = []
         moved = nonzero(cts)
         avals = [ct.aval if isinstance(ct, Zero) else typeof(ct) for ct in cts]
         zeros = [a.update(shape=a.shape[1:]) for a in avals]
 
         def flat(*xs: Any) -> list[Any]:
-            found = _bwd(xs[: len(residuals)], spread(moved, xs[len(residuals) :], zeros))
+            found = bwd(xs[: len(residuals)], spread(moved, xs[len(residuals) :], zeros))
             missing.extend(ct is None for ct in found)
             return [ct for ct in found if ct is not None]
 
@@ -306,15 +335,7 @@ def _custom_vjp_batch(
             for gone, batched_arg in zip(missing, arg_flags, strict=True)
         ]
 
-    outs = custom_vjp_call_p.bind(
-        *fronts(axis, operands, at),
-        jaxpr=batched,
-        name=name,
-        num_consts=num_consts,
-        _fwd=fwd,
-        _bwd=bwd,
-    )
-    return outs, [0] * len(outs)
+    return batched
 
 
 def _unbatch_ct(ct: Any, dim: int | None, batched_arg: bool, axis: BatchAxis) -> Any:

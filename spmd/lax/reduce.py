@@ -376,7 +376,7 @@ def reduce(
         return tree_unflatten(tree, [out])
     lies = typeof(arrays[0]).explicit
     if len(arrays) == 1 and lies is not None and any(lies.spec[d] for d in dimensions):
-        # What is left of the type says how the result lies; the compiler finds the way.
+        # The result has the layout of the dims that are left; the compiler chooses the collective.
         for d in sorted(dimensions, reverse=True):
             lies = hooks.without_dim(lies, d)
 

@@ -29,7 +29,7 @@ if _typing.TYPE_CHECKING:
 Dims: TypeAlias = tuple[int, ...]
 Pair: TypeAlias = tuple[Dims, Dims]
 
-# What a product may be given in.
+# The dtypes that a product may have.
 _RESULTS = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 _LEAST_SCALE = 2.0**-126
 

@@ -126,7 +126,7 @@ def _operators() -> dict[str, Callable[..., Any]]:
 _NEVER_HOT = frozenset(("__pow__", "__rpow__", "__divmod__", "__rdivmod__"))
 
 
-def _hot(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _cached_operator(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """An operator of concrete arrays, compiled when it is used again and again."""
     if name in _NEVER_HOT:
         return method
@@ -364,7 +364,7 @@ def install(cls: type) -> None:
     special = _SPECIAL
     if cls is Array:
         special = {**_SPECIAL, "__getitem__": _getitem}
-        operators = {name: _hot(name, method) for name, method in operators.items()}
+        operators = {name: _cached_operator(name, method) for name, method in operators.items()}
 
     def define(name: str, value: Any) -> None:
         # Comparisons and `__getitem__` inherited from `object` or a base class are replaced.

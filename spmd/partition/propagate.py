@@ -198,8 +198,9 @@ def even(cell: Cell, sizes: Mapping[Any, int]) -> Cell:
 class Link:
     """Cells whose dims with equal labels should be split alike: `groups` are these dims.
 
-    A link `is_behind` if one of its cells has got axes that others may have to get. What links of
-    one kind offer depends on the layouts of their cells: `known` keeps it, for the sizes at hand.
+    A link `is_behind` if one of its cells has got axes that others may have to get. The offers of
+    links of one kind depend on the layouts of their cells: `known` keeps them, for the sizes at
+    hand.
     """
 
     __slots__ = ("cells", "groups", "is_behind", "known", "level", "queued")

@@ -2,9 +2,9 @@
 
 The one idea: NCCL moves data only. The ranks meet on the host first, through the communicator that
 they have anyway: it compares their calls, names a rank that does not come, and carries NCCL's ids.
-Then every rank puts its part into its streams and goes on. What fails after that is found by
-`WATCH`, which the progress thread asks: it hears of ranks that failed, asks NCCL, and ends all
-communicators, so that no stream waits for ever.
+Then every rank puts its part into its streams and goes on. `WATCH` finds later failures when the
+progress thread polls it: it hears of ranks that failed, asks NCCL, and ends all communicators, so
+that no stream waits for ever.
 
 This is the only file that imports `cupy.cuda.nccl`. It knows devices by number only; what makes one
 current is handed in.

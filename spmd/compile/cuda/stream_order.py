@@ -51,7 +51,7 @@ class Block:
         wait: Callable[[int], Step],
     ):
         self._new_event, self._record, self._wait = new_event, record, wait
-        # What is before the first step, then the native steps of each.
+        # Native steps before the first step, then those of each step.
         self._steps: list[list[Step]] = [[]]
         self._computed: list[tuple[int, Accesses]] = []
         # Events by the number of the step behind which they are recorded.

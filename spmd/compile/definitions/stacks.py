@@ -1,7 +1,7 @@
 """Stacks of matrices (b, m, n), as definitions of factorizations see them.
 
-A loop of such a definition is a scan over the columns. What it changes is the whole stack, point by
-point, which is one kernel an iteration: columns and rows that are done stay by a mask.
+A loop of such a definition is a scan over the columns. An iteration changes the whole stack, point
+by point, which is one kernel: columns and rows that are done stay by a mask.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def simplify(closed: ClosedJaxpr) -> ClosedJaxpr:
     return prune(finish(writer, closed))
 
 
-# What types alone need, and compiled code does not.
+# Casts that only types need: compiled code has none.
 _TYPES = frozenset({pcast_p, pvary_p, unvary_p})
 
 

@@ -1,9 +1,9 @@
 """Values that one device along some axes has: a row of a split dim, and what is made of it.
 
-A row of a split dim is there where the dim's part is. What is computed of it alone is computed
-there: the other devices compute as much of rows of their own, which is never read. It moves when
-another reader wants it: whole, or split, by one exchange, and by none where it is written into a
-row of the device that has it.
+A row of a split dim is on the device that has its part. Results that depend on this row alone are
+computed there: the other devices compute as much of rows of their own, which is never read. It
+moves when another reader wants it: whole, or split, by one exchange, and by none where it is
+written into a row of the device that has it.
 """
 
 from __future__ import annotations
