@@ -115,6 +115,7 @@ def _is_place(x: Any) -> bool:
 
 
 def _put(name: str, x: Any, place: Any) -> Any:
+    """Put a leaf on its place: as it is if it is there, else by a program or from the host."""
     if isinstance(place, PartitionSpec):
         place = as_sharding(f"device_put: {name}", place)
     if isinstance(place, MemorySpace):

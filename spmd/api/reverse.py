@@ -309,6 +309,7 @@ def check_differentiable(
 
 
 def _check_scalar(fun: Any, flat_f: FlatFunction, outs: list[Any], holomorphic: bool) -> None:
+    """Raise a GradError unless the function returned one real (or holomorphic) floating scalar."""
     name = f"{current_source()}: grad({function_name(fun)})"
     if flat_f.num_out != 1 or flat_f.out_tree != tree_structure(0):
         tree = flat_f.out_tree

@@ -96,6 +96,7 @@ class custom_jvp(CustomFunction[P, R]):
         return self._bind(custom_jvp_call_p, call, {"_jvp": self._flat_rule(call)})
 
     def _flat_rule(self, call: Call) -> Callable[..., Any]:
+        """The user's jvp rule on flat primals and tangents, whose results are checked."""
         jvp = self.jvp
         assert jvp is not None
         nondiff = [call.nondiff[i] for i in sorted(call.nondiff)]
@@ -180,6 +181,7 @@ def _custom_jvp_jvp(
 def _custom_jvp_batch(
     axis: BatchAxis, operands: Any, at: Any, *, jaxpr: Any, num_consts: int, _jvp: Any, name: str
 ) -> Any:
+    """Batch the function, and the rule: it is run under `vmap` when it is asked for."""
     flags = [d is not None for d in at]
     batched, _ = batch_jaxpr(jaxpr, axis, flags, force_out=True)
     in_dims = [0 if f else None for f in flags[num_consts:]]

@@ -130,6 +130,7 @@ def _batch(
 
 
 def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, num_consts: int, name: str, _rule: Any) -> Any:
+    """The same call on primals and tangents; its batching rule is the derivative of the rule."""
     given = nonzero(tangents)
     both, out_given = jvp_jaxpr(jaxpr, given)
     if any(given[:num_consts]):

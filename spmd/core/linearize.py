@@ -197,6 +197,7 @@ def linearize_jaxpr(
 def _linearize_jaxpr(
     closed: ClosedJaxpr, nonzero: Sequence[bool], force: Sequence[bool] | None
 ) -> Linearized:
+    """Trace primal and linear part side by side; constants of the linear part are the residuals."""
     name = closed.jaxpr.name
     primal_trace = JaxprTrace(Debug(name))
     tangent_trace = JaxprTrace(Debug(f"linear_{name}"))

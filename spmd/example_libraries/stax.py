@@ -93,6 +93,7 @@ def _convolution(
     W_init: Any,
     b_init: Any,
 ) -> Layer:
+    """A layer of a convolution and a bias: its function of the input shape, and its application."""
     lhs_spec, rhs_spec, out_spec = dimension_numbers
     strides = strides or (1,) * len(filter_shape)
     W_init = W_init or glorot_normal(rhs_spec.index("I"), rhs_spec.index("O"))

@@ -393,6 +393,7 @@ def info_at(info: ShapeDtypeStruct, sizes: dict[str, int]) -> ShapeDtypeStruct:
 def _export(
     fun_jit: Any, infos: list[ShapeDtypeStruct], tree: TreeDef, platforms: tuple[str, ...]
 ) -> Exported:
+    """Trace at several sizes of the symbols, and unify the written programs to one document."""
     symbols = symbols_of(infos)
     constraints = constraints_of(infos)
     name = fun_jit.__name__

@@ -56,6 +56,7 @@ def to_onnx(fun_jit: Any) -> Callable[..., bytes]:
 
 
 def _to_onnx(fun_jit: JitFunction, infos: list[ShapeDtypeStruct], tree: TreeDef) -> bytes:
+    """Write a graph at several sizes of the symbols, and unify them to one model."""
     onnx = _package()
     symbols, constraints = symbols_of(infos), constraints_of(infos)
     fixed = frozenset(s for info in infos for s in info.shape if not isinstance(s, DimExpr))

@@ -171,6 +171,7 @@ def attend_grad(spec: Attention, *operands: Any) -> list[Any]:
 
 
 def _grad_head(spec: Attention, q: Any, k: Any, v: Any, *given: Any) -> list[Any]:
+    """Cotangents of one key head, block by block of queries; those of keys and values add up."""
     per_query, extras = given[:4], given[4:]
     sums = [full(typeof(x).shape, 0, wide(x)) for x in (k, v)]
     parts = []

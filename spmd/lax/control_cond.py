@@ -172,6 +172,7 @@ def _bind_switch(
     operands: Sequence[Any],
     names: Sequence[str],
 ) -> Any:
+    """Stage all branches on the operands and bind `cond_p`; captured values become operands."""
     flat, in_tree = tree_flatten(tuple(operands))
     # Devices that disagree about the branch must not meet in a collective inside it, and the
     # transpose of a cast there would be one; so values are cast before the branches begin.

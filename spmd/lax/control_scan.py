@@ -113,6 +113,7 @@ def _bind_scan(
     reverse: bool,
     unroll: int | bool,
 ) -> tuple[Any, Any]:
+    """Stage the body, settle the type of its carry, and bind `scan_p`."""
     xs_flat, xs_tree = tree_flatten(xs)
     n = _length(xs, xs_flat, length)
     init_flat, init_tree = tree_flatten(init)
@@ -330,6 +331,11 @@ def _group_tangents(body: ClosedJaxpr, counts: list[int], num_out: int) -> Close
 
 
 def _linearize(trace: LinearizeTrace, primals: Any, tangents: Any, **params: Any) -> Any:
+    """A primal scan that stacks residuals, and a linear scan that reads them.
+
+    A fixed point tells which parts of the carry have a tangent: those that the body makes of such a
+    part have one too.
+    """
     jaxpr, sizes = params["jaxpr"], [params["num_consts"], params["num_carry"]]
     consts, init, xs = split_list(primals, sizes)
     parts = split_list(tangents, sizes)
@@ -472,6 +478,7 @@ def _transpose_rest(
 def _backward_body(
     jaxpr: ClosedJaxpr, which: Any, ct_y_avals: list[ShapedArray], cells: Sequence[Cell]
 ) -> ClosedJaxpr:
+    """The body of the transposed scan: sums and cotangents of carry and ys, one step back."""
     c_lin, i_lin, x_lin = which
     c, i, x = split_list(jaxpr.in_avals, [len(c_lin), len(i_lin)])
     known_c, lin_c = partition_list(c_lin, c)

@@ -281,6 +281,7 @@ def _jvp(
     body_jaxpr: ClosedJaxpr,
     body_nconsts: int,
 ) -> Any:
+    """The loop on primals and tangents; which parts of the carry have one is a fixed point."""
     c, b, init = split_list(primals, [cond_nconsts, body_nconsts])
     _, b_dot, init_dot = split_list(tangents, [cond_nconsts, body_nconsts])
     const_flags = nonzero(b_dot)
@@ -348,6 +349,11 @@ def _batch(
     body_jaxpr: ClosedJaxpr,
     body_nconsts: int,
 ) -> Any:
+    """The batched loop; which parts of the carry are batched is a fixed point.
+
+    If examples end at different times, the loop runs until all have, and keeps the carry of those
+    that have ended.
+    """
     flags = [d is not None for d in at]
     c_flags, b_flags, flags = split_list(flags, [cond_nconsts, body_nconsts])
     inner = body_jaxpr.jaxpr

@@ -188,6 +188,7 @@ def windows_of(rhs_shape: Sequence[int], params: Any) -> Windows:
 
 
 def _check_groups(lhs: ShapedArray, rhs: ShapedArray, params: Any) -> None:
+    """Raise the user's error unless the numbers of features and examples fit the groups."""
     name, numbers = "conv_general_dilated", params["dimension_numbers"]
     groups, batch_groups = params["feature_group_count"], params["batch_group_count"]
     batch, features = (lhs.shape[d] for d in numbers.lhs_spec[:2])

@@ -125,6 +125,7 @@ def _gather_abstract(
     slice_sizes: tuple[int, ...],
     **_: Any,
 ) -> ShapedArray:
+    """The type of the result: batch dims of the indices, and window dims at `offset_dims`."""
     numbers = dimension_numbers
     ndim = max(indices.ndim, 1) - 1 + len(numbers.offset_dims)
     check_numbers("gather", numbers, operand, indices, ndim)

@@ -288,6 +288,8 @@ def argmin(operand: Any, axis: int, index_dtype: Any) -> Array:
 
 
 def _arg_reduction(name: str) -> Primitive:
+    """The primitive for the position of an extreme along one dim."""
+
     def abstract(x: ShapedArray, *, axes: Any, index_dtype: np.dtype) -> ShapedArray:
         check_dtype(name, "operand", x, ORDERED)
         if not dtypes.is_integer(index_dtype):

@@ -74,6 +74,7 @@ def _core_ranks(signature: str | None, count: int) -> tuple[list[list[str]], int
 def _over_leading_dims(
     f: Callable[..., Any], args: Sequence[Any], cores: Sequence[Sequence[str]], signature: Any
 ) -> Any:
+    """Map `f`, which is for core dims, over leading dims that broadcast, and check core sizes."""
     sizes: dict[str, int] = {}
     leads = []
     for k, (x, core) in enumerate(zip(args, cores, strict=True)):

@@ -367,6 +367,7 @@ def _updated(
     combine: Combine,
     how: dict[str, Any],
 ) -> Any:
+    """The array with a part replaced or combined, by a select, a slice update or a scatter."""
     if is_mask(index) and typeof(index).ndim and not typeof(values).ndim:
         shape = typeof(x).shape
         if typeof(index).shape == shape[: typeof(index).ndim]:

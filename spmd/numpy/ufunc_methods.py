@@ -266,6 +266,7 @@ def _result_dtype(f: ufunc, dtype: Any, *operands: Any) -> np.dtype:
 def _fold(
     f: ufunc, a: Any, *, axis: Any, dtype: Any, keepdims: bool, initial: Any, where: Any
 ) -> Any:
+    """Reduce by calling the ufunc in a loop, for ufuncs without a reduction of their own."""
     a = as_array(a)
     shape, found = a.shape, _result_dtype(f, dtype, a, a)
     dims = canonical_axes(axis, a.ndim, f"{f.__name__}.reduce")

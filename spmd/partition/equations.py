@@ -138,6 +138,7 @@ def _on_parts(
     cells: Sequence[Cell],
     sizes: Sizes,
 ) -> list[Value]:
+    """The equation on parts of its operands, read in the forms that `way` has chosen."""
     parts = [
         x.forms[form] if form in x.forms and x.read_at is None else x.read(form[0], sizes)
         for x, form in zip(operands, way.forms, strict=True)

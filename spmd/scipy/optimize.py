@@ -118,6 +118,7 @@ def minimize(
 def _bfgs(
     objective: Callable[[Any], Any], x0: Any, limit: int, gtol: float, norm: Any, tries: int
 ) -> OptimizeResults:
+    """BFGS (Nocedal and Wright, algorithm 6.1) as one loop, until the gradient is small."""
     f, g = objective(x0)
     if typeof(f).shape:
         raise ShapeError(f"minimize: fun must return a scalar, got {typeof(f)}")

@@ -384,6 +384,7 @@ def _trace(
     manual: Manual,
     trusts: bool,
 ) -> tuple[ClosedJaxpr, list[Any], Any, list[PartitionSpec]]:
+    """The per-device jaxpr of a call, values that it closes over, and the spec of each output."""
     in_tree, avals, specs = ins
     trees: list[Any] = []
 

@@ -331,6 +331,7 @@ def _stack_residuals(parts: Any, axes_here: tuple[Any, ...], kind: str) -> Any:
 
 
 def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
+    """The map of the transposed per-device jaxpr; cotangents are laid out as their values are."""
     jaxpr = params["jaxpr"]
     ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
     manual = params.get("manual")

@@ -494,6 +494,7 @@ class JitFunction:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Entry:
+        """Trace the function at these types, with its constraints on arguments and results."""
         signature, fun = self._signature, self._fun
         signature.check_arity(args, kwargs)
         before = state.mesh_reads

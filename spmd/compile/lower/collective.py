@@ -79,6 +79,11 @@ def collective(lowering: Lowering, eqn: Eqn) -> None:
 def _between_processes(
     lowering: Lowering, eqn: Eqn, topology: Topology, groups: Groups
 ) -> Host[Ref] | RankExchange[Ref]:
+    """The step of a collective with other processes, by the first way that is possible.
+
+    The ways are the devices' own memory (NCCL), two halves that overlap with computation, a native
+    step over shared memory, and one call of Python for all local devices.
+    """
     x, out = eqn.invars[0], eqn.outvars[0]
     source, target = lowering.ref(x), lowering.refs[out]
     origin = topology.origins.get(eqn) or Origin(str(entry_of(eqn)), source=eqn.source.short)

@@ -84,6 +84,7 @@ def bcoo_dot_general(
 
 
 def _dense_product(mat: BCOO, dense: Any, numbers: Numbers) -> Any:
+    """The dense product: gather rows of the dense array, multiply, add to the kept indices."""
     (left, right), (left_batch, right_batch) = numbers
     n, m = mat.n_batch, mat.n_sparse
     dtype = snp.promote_types(mat.dtype, dense.dtype)
@@ -122,6 +123,7 @@ def _dense_product(mat: BCOO, dense: Any, numbers: Numbers) -> Any:
 
 
 def _sparse_product(lhs: BCOO, rhs: BCOO, numbers: Numbers) -> BCOO:
+    """The sparse product: all pairs of stored elements whose summed indices are equal."""
     (left, right), (left_batch, right_batch) = numbers
     n = lhs.n_batch
     aligned = list(left_batch) == list(range(n)) and list(right_batch) == list(range(rhs.n_batch))

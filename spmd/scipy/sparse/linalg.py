@@ -131,6 +131,7 @@ def _solve(
     *,
     symmetric: bool,
 ) -> tuple[Any, None]:
+    """Check and flatten the system; solve it by a method, as one differentiable linear solve."""
     apply, approximate = _operator(name, "A", A), _operator(name, "M", M)
     b = tree_map(lambda x: promote_dtypes_inexact(as_array(x))[0], b)
     start = tree_map(snp.zeros_like, b) if x0 is None else tree_map(as_array, x0)
@@ -260,6 +261,8 @@ def _bicgstab(A: Apply, b: Any, x0: Any, least: Any, rounds: int, M: Apply) -> A
 
 
 def _gmres(space: int) -> Solver:
+    """GMRES, restarted after `space` directions."""
+
     def solver(A: Apply, b: Any, x0: Any, least: Any, rounds: int, M: Apply) -> Any:
         n, dtype = typeof(b).shape[0], typeof(b).dtype
 

@@ -330,6 +330,7 @@ class Nest:
     # ---- lanes along the last inner dim ----
 
     def _lanes(self, sweep: Sweep, size: int, state: list[str], at: LoopBody) -> list[str]:
+        """Write a pass over blocks of lanes; the last, short block apart or by masks."""
         e, body, width = self.e, self.body, self.width
         live = size % width
         whole = size - live

@@ -125,6 +125,7 @@ def _integer_op(
     attr: int | None,
     constant: int | None,
 ) -> str:
+    """Write an operation on integers; undefined cases of LLVM's instructions are written out."""
     element, signed = element_of(dtype), kind(dtype) == "i"
     x, y = operands[0], operands[-1]
     if op in _PLAIN_INTEGER:
@@ -223,6 +224,7 @@ def _float_op(
     attr: int | None,
     constant: Sequence[bool],
 ) -> str:
+    """Write an operation on real floats; `constant` tells which operands are constants."""
     m = Floats(e, element)
     x, y = operands[0], operands[-1]
     if op in _FLOAT_COMPARISONS:

@@ -177,6 +177,7 @@ def link(codes: Sequence[bytes], known: Mapping[str, int] = _NONE) -> list[dict[
 
 
 def _link(objects: Sequence[_Object], known: Mapping[str, int]) -> list[dict[str, int]]:
+    """Lay out all sections, fill in their references, and map them as executable memory."""
     sections = [section for one in objects for section in one.sections]
     shared: dict[str, _Place] = {}
     for one in objects:
