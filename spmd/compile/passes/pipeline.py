@@ -38,7 +38,7 @@ def write_series(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def write_small_matrices(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Write factorizations of many small matrices as programs, which take all of them at once."""
+    """Write factorizations of small matrices as programs, which take all of a stack at once."""
     return small_matrices.write_small_matrices(closed)
 
 
@@ -46,7 +46,7 @@ def write_small_matrices(closed: ClosedJaxpr) -> ClosedJaxpr:
 # operations, and its additions should be fused.
 PASSES: tuple[Pass, ...] = (
     write_series,  # special functions that are series are loops and fused kernels
-    write_small_matrices,  # factorizations of many small matrices run along the stack
+    write_small_matrices,  # factorizations of small matrices run along their stack
     inline_calls,  # nothing below needs to look inside a call
     widen_small,  # operations on float8 and int4 compute in wider dtypes
     hoist_invariants,  # loop-invariant code motion
