@@ -274,28 +274,45 @@ def checkpoint(
             check_arrays(f"checkpoint({name})", [f"output {k}" for k in range(len(leaves))], leaves)
             return leaves, tree
 
-        def bind(cells: list[Cell]) -> Any:
-            count = len(cells)
-
-            def whole(*xs: Any) -> tuple[list[Any], Any]:
-                with held(cells, xs[:count]):
-                    outs, tree = run(*xs[count:])
-                    return [*outs, *values_of(cells)], tree
-
-            given = [*values_of(cells), *flat]
-            avals, debug = [typeof(x) for x in given], Debug(name, (), function_source(fun))
-            owner = None if cells or mine else fun  # a jaxpr does not say which cells it is for
-            closed, tree = trace_once(owner, key, whole, avals, debug)
-            closed, consts = hoist_tracers(closed)
-            how = {"policy": policy, "prevent_cse": prevent_cse, "name": name}
-            outs = checkpoint_p.bind(*consts, *given, jaxpr=closed, **how)
-            results, values = split_list(outs, [len(outs) - count])
-            put_back(cells, values)
-            return tree_unflatten(tree, results)
-
-        return with_cells(bind)
+        debug = Debug(name, (), function_source(fun))
+        how = {"policy": policy, "prevent_cse": prevent_cse, "name": name}
+        return _bind(run, None if mine else fun, key, flat, debug, how)
 
     return wrapped
+
+
+def _bind(
+    run: Callable[..., tuple[list[Any], Any]],
+    owner: Any,
+    key: Any,
+    flat: Sequence[Any],
+    debug: Debug,
+    how: dict[str, Any],
+) -> Any:
+    """`run(*flat)` as one equation; mutable arrays that it closes over are operands and results.
+
+    The traced jaxpr is kept under `key` for the function `owner`, if there is one.
+    """
+
+    def bind(cells: list[Cell]) -> Any:
+        count = len(cells)
+
+        def whole(*xs: Any) -> tuple[list[Any], Any]:
+            with held(cells, xs[:count]):
+                outs, tree = run(*xs[count:])
+                return [*outs, *values_of(cells)], tree
+
+        given = [*values_of(cells), *flat]
+        avals = [typeof(x) for x in given]
+        # A jaxpr does not say which cells it is for.
+        closed, tree = trace_once(None if cells else owner, key, whole, avals, debug)
+        closed, consts = hoist_tracers(closed)
+        outs = checkpoint_p.bind(*consts, *given, jaxpr=closed, **how)
+        results, values = split_list(outs, [len(outs) - count])
+        put_back(cells, values)
+        return tree_unflatten(tree, results)
+
+    return with_cells(bind)
 
 
 # ---- rules -------------------------------------------------------------------------------------

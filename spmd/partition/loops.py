@@ -346,13 +346,22 @@ def write_scan(
             total = add(x.read(c.axes, sizes, over), total)
         made.append(Value(cells[n], {(c.axes, over, "add" if over else ""): total}))
         offer_split(cells[n], c.axes, sizes)
-    for cell, c, is_near in zip(cells[len(made) :], stacked, ys_near, strict=True):
-        if runs or is_near:
-            offer_split(cell, (runs, *c.axes), sizes)
-    for cell, c, form, y in zip(cells[len(made) :], stacked, roots, ys, strict=True):
-        own = form_of(cell, (runs, *c.axes)) if form is None else (((), *form[0]), *form[1:])
-        made.append(Value(cell, {own: y}))
-    return made
+    own_splits = [bool(runs) or is_near for is_near in ys_near]
+    rows = zip(cells[len(made) :], stacked, roots, own_splits, ys, strict=True)
+    return [*made, *[_stacked(*row, runs, sizes) for row in rows]]
+
+
+def _stacked(
+    cell: Cell, row: Cell, form: Form | None, keeps: bool, y: Any, runs: Axes, sizes: Sizes
+) -> Value:
+    """A stacked result of a scan, of rows laid out as `row`, or in a `form` of their own.
+
+    If it `keeps` its split, open dims of the result are split as the rows are.
+    """
+    if keeps:
+        offer_split(cell, (runs, *row.axes), sizes)
+    own = form_of(cell, (runs, *row.axes)) if form is None else (((), *form[0]), *form[1:])
+    return Value(cell, {own: y})
 
 
 def _stacked_as(y: Value, cell: Cell, sizes: Sizes) -> Form | None:

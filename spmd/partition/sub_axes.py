@@ -93,15 +93,7 @@ def sub_axes_of(plan: Plan) -> SubAxes | None:
         return None
     if not _NAME_AXES.isdisjoint(closed.jaxpr.primitives):
         return None
-    cuts: dict[Any, set[int]] = {}
-    for scope in plan.scopes:
-        for eqn in scope.closed.eqns:
-            if eqn.prim is reshape_p:
-                one, other = scope.of(eqn.invars[0]), scope.of(eqn.outvars[0])
-                for a, b in ((one, other), (other, one)):
-                    if a.is_split and 0 not in a.shape:
-                        for axis, count in cut_points(a.shape, b.shape, a.axes, mesh.shape):
-                            cuts.setdefault(axis, set()).add(count)
+    cuts = _cuts_of(plan)
     parts: dict[Any, tuple[Any, ...]] = {}
     sizes: dict[Any, int] = {}
     for axis, size in mesh.shape.items():
@@ -119,6 +111,19 @@ def sub_axes_of(plan: Plan) -> SubAxes | None:
         return None
     devices = mesh.devices.reshape(tuple(sizes.values()))
     return SubAxes(mesh, Mesh(devices, tuple(sizes), (AxisType.Auto,) * len(sizes)), parts)
+
+
+def _cuts_of(plan: Plan) -> dict[Any, set[int]]:
+    """For each axis, into how many parts reshapes of the program would cut it."""
+    cuts: dict[Any, set[int]] = {}
+    reshapes = [(s, e) for s in plan.scopes for e in s.closed.eqns if e.prim is reshape_p]
+    for scope, eqn in reshapes:
+        one, other = scope.of(eqn.invars[0]), scope.of(eqn.outvars[0])
+        for a, b in ((one, other), (other, one)):
+            if a.is_split and 0 not in a.shape:
+                for axis, count in cut_points(a.shape, b.shape, a.axes, plan.mesh.shape):
+                    cuts.setdefault(axis, set()).add(count)
+    return cuts
 
 
 def _chain(cuts: Any, size: int) -> list[int]:

@@ -197,8 +197,7 @@ class JitFunction:
         self._home = _home(what, device, backend)
         # The shardings that set_mesh must not contradict.
         self._pinned = "device=" if device is not None else "backend=" if backend else None
-        # Shardings of one device say where results go, and to which devices no argument is
-        # committed.
+        # Shardings of one device say where results go; arguments committed elsewhere are errors.
         self._only = device_of_all(in_shardings, out_shardings)
         if self._only is not None:
             self._home, in_shardings, out_shardings = self._only, None, None
