@@ -26,10 +26,14 @@ PAGE = ROOT / "docs" / "libraries.md"
 HEAD = "| library | version | program | what it does | result |\n|---|---|---|---|---|\n"
 # By the beginning of a program's name, the distribution whose version counts.
 DISTRIBUTIONS = {
+    "e3nn": "e3nn-jax",
     "flax_linen": "flax",
     "flax_nnx": "flax",
     "haiku": "dm-haiku",
+    "jax_md": "jax-md",
+    "mjx": "mujoco-mjx",
     "orbax": "orbax-checkpoint",
+    "ott": "ott-jax",
     "tfp": "tfp-nightly",
 }
 

@@ -56,6 +56,7 @@ _MOVED = {
     "_src.nn": "nn",
     "_src.numpy": "numpy",
     "_src.numpy.lax_numpy": "numpy",
+    "_src.numpy.ufuncs": "numpy",
     "_src.numpy.util": "_src.numpy_util",
     "_src.partition_spec": "sharding",
     "_src.random": "random",

@@ -105,7 +105,7 @@ class custom_jvp(CustomFunction[P, R]):
         def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             # Literals of a jaxpr are numbers: a rule gets arrays, as it does of a traced function.
             ins = call.unflatten(list(map(unchanged, primals)))
-            moves = [shown(t, symbolic) for t in map(unchanged, tangents)]
+            moves = [shown(t, symbolic) for t in tangents]
             if state.axes and is_users(jvp):
                 moves = [varying_as(t, typeof(x)) for t, x in zip(moves, primals, strict=True)]
             moves = tree_unflatten(call.in_tree, put_cells(dict.fromkeys(call.cells), moves))

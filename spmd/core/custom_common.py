@@ -30,7 +30,7 @@ from spmd.core.mutable.cells import RowOfLoop, put_cells, take_cells
 from spmd.core.primitive import Primitive, Zero
 from spmd.core.rewrite import hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
-from spmd.core.trace import EVAL
+from spmd.core.trace import EVAL, unchanged
 from spmd.core.transpose import backward_pass
 
 P = ParamSpec("P")
@@ -79,9 +79,10 @@ class SymbolicZero(HasAval):
 
 def shown(t: Any, symbolic: bool) -> Any:
     """A tangent or cotangent as a user's rule takes it."""
-    if not symbolic:
-        return instantiate(t)
-    return SymbolicZero(t.aval) if isinstance(t, Zero) else t
+    if symbolic and isinstance(t, Zero):
+        return SymbolicZero(t.aval)
+    # Literals of a jaxpr, and zeros of rank 0, are numbers: a rule gets arrays.
+    return unchanged(instantiate(t))
 
 
 def signature_of(f: Callable[..., Any]) -> inspect.Signature | None:

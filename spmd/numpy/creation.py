@@ -44,7 +44,7 @@ from spmd.numpy.promotion import (
     user_dtype,
 )
 from spmd.sharding.array import Array, ArrayLike, alias, from_shards, in_scope
-from spmd.sharding.named import NamedSharding
+from spmd.sharding.named import NamedSharding, Sharding
 
 
 def placed(x: Any, device: Any) -> Any:
@@ -378,12 +378,16 @@ def _like(name: str, a: Any, value: Any, dtype: Any, shape: Any, device: Any) ->
     if isinstance(value, complex) and not dtypes.is_complex(found):
         raise DtypeError(f"{name}: the fill_value {value!r} is complex, and the dtype {found.name}")
     new_shape = np.shape(a) if shape is None else canonical_shape(shape, name)
-    if device is None and _is_placed(a) and not a.is_unreduced and tuple(new_shape) == a.shape:
-        device = a.sharding
-        if a.shards is not None and typeof(value).ndim == 0:
+    if device is None:
+        device = _place_of(a, tuple(new_shape), weak)
+        if device is not None and getattr(a, "shards", None) and typeof(value).ndim == 0:
             # Each device fills its own shard: the whole may fit on none of them.
-            shards = [_like(name, s, value, dtype, None, s.device) for s in a.shards]
-            return from_shards(shards[0].aval.update(shape=a.shape), device, shards)
+            shapes = [s.shape if tuple(new_shape) == a.shape else new_shape for s in a.shards]
+            shards = [
+                _like(name, s, value, dtype, shape, s.device)
+                for s, shape in zip(a.shards, shapes, strict=True)
+            ]
+            return from_shards(shards[0].aval.update(shape=new_shape), device, shards)
     if weak and typeof(value).ndim == 0:
         value = convert(value, found, weak=True)
         result = lax.full(new_shape, value)
@@ -394,10 +398,16 @@ def _like(name: str, a: Any, value: Any, dtype: Any, shape: Any, device: Any) ->
     return placed(result, device)
 
 
-def _is_placed(a: Any) -> bool:
-    """Whether an array has devices of its own, and no transformation is at work."""
+def _place_of(a: Any, shape: tuple[int, ...], weak: bool) -> Any:
+    """The sharding of what was placed, an array or a struct, for a result of this shape."""
     state = context.state
-    return isinstance(a, Array) and a.committed and state.trace is EVAL and not state.axes
+    place = None if isinstance(a, Tracer) else getattr(a, "sharding", None)
+    if place is None or state.trace is not EVAL or state.axes or weak:
+        return None
+    if not (isinstance(place, Sharding) and place._is_concrete and getattr(a, "_committed", True)):
+        return None
+    keeps = shape == np.shape(a) or place.is_fully_replicated
+    return place if keeps and not getattr(a, "is_unreduced", False) else None
 
 
 @lays_out_result

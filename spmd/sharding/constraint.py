@@ -108,7 +108,7 @@ def as_sharding(what: str, place: Any) -> NamedSharding:
     if isinstance(place, Sharding):
         place = place.over_mesh()
     if isinstance(place, NamedSharding):
-        return place
+        return _over_devices(place)
     if isinstance(place, SingleDeviceSharding):
         return NamedSharding(Mesh([place.device], ("device",)), PartitionSpec())
     if not isinstance(place, PartitionSpec):
@@ -128,6 +128,17 @@ def as_sharding(what: str, place: Any) -> NamedSharding:
     except ShardingError as error:
         text = error.text.removeprefix("NamedSharding: ")
         raise type(error)(f"{current_source()}: {what}: {text}") from None
+
+
+def _over_devices(sharding: NamedSharding) -> NamedSharding:
+    """One over axes without devices becomes one over the mesh in scope, if that has these axes."""
+    if not isinstance(sharding.mesh, AbstractMesh):
+        return sharding
+    mesh = current_mesh()
+    note_mesh_read()
+    if not isinstance(mesh, Mesh) or mesh.abstract_mesh != sharding.mesh:
+        return sharding
+    return sharding.update(mesh=mesh)
 
 
 def constrain_tree(
