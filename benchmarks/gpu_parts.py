@@ -129,16 +129,18 @@ def bandwidth(sizes: Sizes) -> list[Figure]:
 
 
 def product(sizes: Sizes) -> list[Figure]:
-    """A square product of bfloat16, beside cuBLAS's of float16."""
+    """Square products of float32 in TF32, and of bfloat16, beside cuBLAS's of float16."""
     n = sizes.product
     a, b = normal(n, n), normal(n, n, seed=1)
-    x, y = (snp.asarray(each).astype(snp.bfloat16) for each in (a, b))
-    jitted = spmd.jit(snp.matmul)
-    wanted = np.asarray(x[:4]).astype(np.float32) @ np.asarray(y).astype(np.float32)
-    _compare("product", np.asarray(jitted(x, y)[:4]).astype(np.float32), wanted, 2e-2)
-    speed = 2 * n**3 / seconds_of(partial(jitted, x, y), ready, sizes.seconds)
-    name = f"product of {n}, bf16"
-    figures = [Figure(name, speed / 1e12, "TFLOP/s")]
+    figures, speed, name = [], 0.0, ""
+    for kind, dtype in (("TF32", np.float32), ("bf16", snp.bfloat16)):
+        x, y = (snp.asarray(each).astype(dtype) for each in (a, b))
+        jitted = spmd.jit(snp.matmul)
+        wanted = np.asarray(x[:4]).astype(np.float32) @ np.asarray(y).astype(np.float32)
+        _compare("product", np.asarray(jitted(x, y)[:4]).astype(np.float32), wanted, 2e-2)
+        speed = 2 * n**3 / seconds_of(partial(jitted, x, y), ready, sizes.seconds)
+        name = f"product of {n}, {kind}"
+        figures.append(Figure(name, speed / 1e12, "TFLOP/s"))
     if driver().name == "cupy":
         import cupy
 

@@ -16,7 +16,7 @@ FIGURES = {
     "tests": ["tests that passed"],
     "examples": ["ring_all_reduce.py"],
     "bandwidth": ["copy", *(f"{k} of 16 KiB" for k in ("elementwise", "softmax", "layernorm"))],
-    "product": [f"product of {SIZES['small'].product}, bf16"],
+    "product": [f"product of {SIZES['small'].product}, {kind}" for kind in ("TF32", "bf16")],
     "launches": [
         f"{what}{how}"
         for how in ("", ", without graphs")
@@ -88,7 +88,8 @@ def test_a_failed_part_is_a_line_and_the_rest_goes_on(monkeypatch, tmp_path, cap
     assert main(["product", "bandwidth", "--small", "--json", str(path)]) == 1
     record = json.loads(path.read_text())
     verdicts = [(line["part"], line["verdict"]) for line in record["lines"]]
-    assert verdicts == [("bandwidth", "ok"), ("bandwidth", "failed"), ("product", "ok")]
+    products = [("product", "ok")] * 2
+    assert verdicts == [("bandwidth", "ok"), ("bandwidth", "failed"), *products]
     assert record["lines"][1]["reason"] == "ZeroDivisionError: no time passed"
     assert record["device"]["device"] == "emulated GPU 0" and record["commit"]
     said = capsys.readouterr().out

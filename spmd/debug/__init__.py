@@ -168,7 +168,7 @@ def show(fun: Callable[..., Any], *, lines: int = 60) -> Callable[..., Explanati
 
 
 def memory_stats() -> dict[str, int]:
-    """Bytes of the recycling allocator, by JAX's names where JAX has them.
+    """Bytes of the recycling allocator of the host's memory, by JAX's names where JAX has them.
 
     `bytes_in_use` are in arrays and running programs, `bytes_waiting` were and will be used again,
     `bytes_reserved` are both together, `peak_bytes_reserved` is the most there has been, and
