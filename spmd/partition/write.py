@@ -29,6 +29,7 @@ from spmd.partition.rules import called_jaxpr
 from spmd.partition.strategies.rolling import Roll, write_roll, write_shift
 from spmd.partition.strategies.rooted import brought
 from spmd.partition.strategies.sections import section, write_sections
+from spmd.partition.strategies.wrapping import has_split_wraps, with_rolls
 from spmd.partition.sub_axes import SubAxes, seconds_of, sub_axes_of
 from spmd.partition.unasked import Watch, here, watching
 from spmd.partition.untyped_maps import with_typed_maps
@@ -59,10 +60,16 @@ def partition(
     if not _can_partition(closed, mesh):
         return None
     closed = without_repeats(closed)
-    planned = _planned(closed, mesh, in_specs, out_specs, uneven)
-    made = None
+    planned, made = _planned(closed, mesh, in_specs, out_specs, uneven), None
+    if has_split_wraps(planned[0]):
+        other = _planned(with_rolls(closed), mesh, in_specs, out_specs, uneven)
+        planned, made = _least_moved(planned, other, in_specs, out_specs)
+        closed = planned[0].top.closed
     if (finer := sub_axes_of(planned[0])) is not None:
-        planned, made = _least_moved(finer, closed, planned, in_specs, out_specs)
+        if made is not None:  # writing changes a plan
+            planned = _planned(closed, mesh, in_specs, out_specs, uneven)
+        other = _planned(closed, mesh, in_specs, out_specs, finer=finer)
+        planned, made = _least_moved(planned, other, in_specs, out_specs)
     if plans is not None:
         plans.append(planned[0])
     return _written(*planned) if made is None else made
@@ -75,7 +82,7 @@ def _planned(
     out_specs: Sequence[PartitionSpec | None],
     uneven: bool = False,
     finer: SubAxes | None = None,
-) -> tuple[Plan, list[Cell]]:
+) -> Planned:
     """The plan of a program over a mesh, or over a finer one, and the cells of its results."""
     plan = Plan(closed, mesh if finer is None else finer.mesh, uneven, finer)
     jaxpr = closed.jaxpr
@@ -91,28 +98,31 @@ def _planned(
     return plan, results
 
 
+Planned = tuple[Plan, list[Cell]]
+
+
 def _least_moved(
-    finer: SubAxes,
-    closed: ClosedJaxpr,
-    planned: tuple[Plan, list[Cell]],
+    one: Planned,
+    other: Planned,
     in_specs: Sequence[PartitionSpec | None],
     out_specs: Sequence[PartitionSpec | None],
-) -> tuple[tuple[Plan, list[Cell]], ClosedJaxpr | None]:
-    """The plan over a mesh, or that over the finer one if less is moved so, and its program.
+) -> tuple[Planned, ClosedJaxpr | None]:
+    """That of two plans whose moves take less time, and its program.
 
     If moves are looked at the plan is made anew, as writing changes a plan, and not yet written.
     """
-    found = planned, _planned(closed, finer.outer, in_specs, out_specs, finer=finer)
+    found = one, other
     with watching(None):
         made = [_written(*own, is_tried=True) for own in found]
-    costs = [
-        seconds_of(m.eqns[0].params["jaxpr"], own[0].sizes)
-        for m, own in zip(made, found, strict=True)
-    ]
+    pairs = zip(made, found, strict=True)
+    costs = [seconds_of(m.eqns[0].params["jaxpr"], own[0].sizes) for m, own in pairs]
     best = 1 if costs[1] < costs[0] else 0
     if here.watch is None and config.unasked_gathers == "allow":
         return found[best], made[best]
-    again = _planned(closed, finer.outer, in_specs, out_specs, finer=finer if best else None)
+    plan = found[best][0]
+    finer, mesh = plan.sub_axes, plan.mesh
+    mesh = mesh if finer is None else finer.outer
+    again = _planned(plan.top.closed, mesh, in_specs, out_specs, plan.uneven, finer)
     return again, None
 
 
