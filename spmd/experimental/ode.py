@@ -14,6 +14,7 @@ from spmd.api.closure import closure_convert
 from spmd.api.reverse import vjp
 from spmd.api.vectorize import vmap
 from spmd.base import dtypes
+from spmd.base.config import config
 from spmd.base.errors import ArgumentError, DtypeError
 from spmd.base.tree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from spmd.core.aval import is_arraylike
@@ -98,8 +99,10 @@ def odeint(
     def flat_func(y: Any, s: Any, *rest: Any) -> Any:
         return ravel_pytree(func(unravel(y), s, *rest))[0].astype(flat.dtype)
 
-    converted, consts = closure_convert(flat_func, flat, t[0], *args)
-    out = _solve(converted, (rtol, atol, mxstep, hmax), flat, t, (args, tuple(consts)))
+    # The estimate of the error tells a step from noise: products of func are exact, as in JAX.
+    with config.override("default_matmul_precision", "highest"):
+        converted, consts = closure_convert(flat_func, flat, t[0], *args)
+        out = _solve(converted, (rtol, atol, mxstep, hmax), flat, t, (args, tuple(consts)))
     return vmap(unravel)(out)
 
 

@@ -9,6 +9,7 @@ quasi-Newton methods", 2013, algorithm 2.6); the update is Nocedal and Wright's 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from spmd.sharding.array import Array
 
 __all__ = ["OptimizeResults", "minimize"]
+
+# Its own products are of full precision on all platforms; those of the function are the user's.
+_matmul, _vdot = (partial(f, precision="highest") for f in (snp.matmul, snp.vdot))
 
 _SUFFICIENT_DECREASE, _CURVATURE = 1e-4, 0.9
 _CONVERGED, _TOO_MANY_STEPS, _LINE_SEARCH_FAILED = 0, 1, 3
@@ -127,7 +131,7 @@ def _bfgs(
         return snp.linalg.norm(g, ord=norm) < gtol
 
     def body(s: _State) -> _State:
-        direction = -(s.inverse @ s.g)
+        direction = -_matmul(s.inverse, s.g)
         # The identity knows no scale: the first step is about as long as x is expected to move.
         shortened = snp.minimum(1.0, 1.01 / snp.linalg.norm(s.g))
         start = snp.where(s.steps == 0, shortened, 1.0).astype(typeof(s.f).dtype)
@@ -158,11 +162,11 @@ def _line_search(
 
     `low` decreases enough but is too steep, `high` does not: the wanted point lies between.
     """
-    slope = snp.vdot(s.g, direction)
+    slope = _vdot(s.g, direction)
 
     def body(c: _Search) -> _Search:
         f, g = objective(s.x + c.step * direction)
-        here = _Point(c.step, f, snp.vdot(g, direction))
+        here = _Point(c.step, f, _vdot(g, direction))
         enough = f <= s.f + _SUFFICIENT_DECREASE * c.step * slope
         done = enough & (here.slope >= _CURVATURE * slope)
         low = _Point(*(snp.where(enough, x, y) for x, y in zip(here, c.low, strict=True)))
@@ -197,15 +201,15 @@ def _scaled(inverse: Any, move: Any, turn: Any) -> Any:
     Without it an update of the identity is lost to rounding where curvatures are far from 1
     (Nocedal and Wright, (6.20)).
     """
-    product, square = snp.vdot(move, turn), snp.vdot(turn, turn)
+    product, square = _vdot(move, turn), _vdot(turn, turn)
     known = (product > 0) & snp.isfinite(square) & (square > 0)
     return inverse * snp.where(known, product / snp.where(known, square, 1.0), 1.0)
 
 
 def _updated(inverse: Any, move: Any, turn: Any) -> Any:
     """The inverse Hessian after a step `move` over which the gradient changed by `turn`."""
-    product = snp.vdot(move, turn)
+    product = _vdot(move, turn)
     rho = 1 / snp.where(product > 0, product, 1.0)
     left = snp.eye(typeof(move).size, dtype=typeof(move).dtype) - rho * snp.outer(move, turn)
-    updated = left @ inverse @ left.T + rho * snp.outer(move, move)
+    updated = _matmul(_matmul(left, inverse), left.T) + rho * snp.outer(move, move)
     return snp.where(product > 0, updated, inverse)

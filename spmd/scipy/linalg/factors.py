@@ -387,7 +387,8 @@ def qr_multiply(
         )
     q, r, *rest = _L.qr(a, pivoting=pivoting, full_matrices=False)
     q = family.conjugate(q) if conjugate else q
-    product = products.matmul(q, c) if is_left else products.matmul(c, q)
+    pair = (q, c) if is_left else (c, q)
+    product = products.matmul(*pair, precision=lax.Precision.HIGHEST)
     return (lax.reshape(product, (typeof(product).size,)) if is_vector else product, r, *rest)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from spmd import lax
@@ -20,6 +21,9 @@ from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact
 
 __all__ = ["bicgstab", "cg", "gmres"]
+
+# A solver's own products are of full precision on all platforms; those of a function are its own.
+_matmul, _vdot = (partial(f, precision="highest") for f in (snp.matmul, snp.vdot))
 
 Apply = Callable[[Any], Any]
 # One solver on flat vectors: (A, b, x0, least residual, rounds, M) -> x.
@@ -192,7 +196,7 @@ def _operator(name: str, which: str, given: Any) -> Apply:
         raise ShapeError(
             f"{name}: {which} must be a square matrix or a function, got shape {shape}"
         )
-    return lambda x: snp.matmul(given, x)
+    return lambda x: _matmul(given, x)
 
 
 def _check_like(name: str, what: str, x: Any, b: Any) -> None:
@@ -204,7 +208,7 @@ def _check_like(name: str, what: str, x: Any, b: Any) -> None:
 
 
 def _norm(v: Any) -> Any:
-    return snp.sqrt(snp.real(snp.vdot(v, v)))
+    return snp.sqrt(snp.real(_vdot(v, v)))
 
 
 # ---- the solvers -------------------------------------------------------------------------------
@@ -221,13 +225,13 @@ def _cg(A: Apply, b: Any, x0: Any, least: Any, rounds: int, M: Apply) -> Any:
     def step(state: Any) -> Any:
         x, r, p, gamma, k = state
         q = A(p)
-        alpha = gamma / snp.real(snp.vdot(p, q)).astype(typeof(gamma).dtype)
+        alpha = gamma / snp.real(_vdot(p, q)).astype(typeof(gamma).dtype)
         x, r = x + alpha * p, r - alpha * q
         z = M(r)
-        following = snp.vdot(r, z)
+        following = _vdot(r, z)
         return x, r, z + following / gamma * p, following, k + 1
 
-    return lax.while_loop(going, step, (x0, r, z, snp.vdot(r, z), 0))[0]
+    return lax.while_loop(going, step, (x0, r, z, _vdot(r, z), 0))[0]
 
 
 def _bicgstab(A: Apply, b: Any, x0: Any, least: Any, rounds: int, M: Apply) -> Any:
@@ -241,18 +245,18 @@ def _bicgstab(A: Apply, b: Any, x0: Any, least: Any, rounds: int, M: Apply) -> A
 
     def step(state: Any) -> Any:
         x, r, p, v, alpha, omega, rho, k = state
-        following = snp.vdot(shadow, r)
+        following = _vdot(shadow, r)
         beta = following / rho * (alpha / omega)
         p = r + beta * (p - omega * v)
         direct = M(p)
         v = A(direct)
-        alpha = following / snp.vdot(shadow, v)
+        alpha = following / _vdot(shadow, v)
         half = r - alpha * v
         second = M(half)
         t = A(second)
-        size = snp.vdot(t, t)
+        size = _vdot(t, t)
         # A half step that is exact leaves nothing to stabilise.
-        omega = snp.where(size == 0, 0 * one, snp.vdot(t, half) / snp.where(size == 0, one, size))
+        omega = snp.where(size == 0, 0 * one, _vdot(t, half) / snp.where(size == 0, one, size))
         x = x + alpha * direct + omega * second
         return x, half - omega * t, p, v, alpha, snp.where(omega == 0, one, omega), following, k + 1
 
@@ -275,10 +279,10 @@ def _gmres(space: int) -> Solver:
             basis, table = state
             w = A(M(basis[k]))
             # Rows beyond k are zero: they take nothing away. Twice, against rounding.
-            first = snp.matmul(snp.conj(basis), w)
-            w = w - snp.matmul(first, basis)
-            again = snp.matmul(snp.conj(basis), w)
-            w = w - snp.matmul(again, basis)
+            first = _matmul(snp.conj(basis), w)
+            w = w - _matmul(first, basis)
+            again = _matmul(snp.conj(basis), w)
+            w = w - _matmul(again, basis)
             size = _norm(w)
             enough = size > 10 * snp.finfo(dtype).eps * _norm(first)
             row = snp.where(enough, w / snp.where(enough, size, 1).astype(dtype), 0)
@@ -294,7 +298,7 @@ def _gmres(space: int) -> Solver:
             basis, table = lax.fori_loop(0, space, extend, (basis, table))
             target = snp.zeros(space + 1, dtype).at[0].set(length)
             y = snp.linalg.lstsq(table, target)[0]
-            x = x + M(snp.matmul(y, basis[:space]))
+            x = x + M(_matmul(y, basis[:space]))
             return x, _norm(b - A(x)), k + 1
 
         return lax.while_loop(going, step, (x0, _norm(b - A(x0)), 0))[0]

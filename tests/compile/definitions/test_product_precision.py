@@ -12,7 +12,11 @@ from spmd import numpy as snp
 from spmd.base.config import config
 from spmd.compile.definitions.product_precision import choose_precision, factors_of
 from spmd.core.ir import all_eqns
+from spmd.experimental.ode import odeint
 from spmd.lax import DotAlgorithmPreset, Precision
+from spmd.scipy import linalg
+from spmd.scipy.optimize import minimize
+from spmd.scipy.sparse import linalg as sparse
 
 HIGHEST, HIGH, DEFAULT = Precision.HIGHEST, Precision.HIGH, Precision.DEFAULT
 TF32 = DotAlgorithmPreset.TF32_TF32_F32
@@ -132,6 +136,33 @@ def test_convolutions_round_their_factors_and_those_of_16_bits_are_exact():
     narrow = x.astype(BF16), k.astype(BF16)
     found = np.asarray(call(*narrow), np.float64)
     np.testing.assert_allclose(found, wanted(*narrow), 2.0**-8)
+
+
+def quadratic(x):
+    return ((x - 1) ** 2).sum()
+
+
+@pytest.mark.parametrize(
+    "solve",
+    [
+        lambda a, b: odeint(lambda y, t: y @ a, b, snp.linspace(0.0, 1.0, 3)),
+        spmd.grad(lambda a, b: odeint(lambda y, t: y @ a, b, snp.linspace(0.0, 1.0, 3)).sum()),
+        lambda a, b: sparse.cg(a, b[0])[0],
+        lambda a, b: sparse.bicgstab(a, b[0])[0],
+        lambda a, b: sparse.gmres(a, b[0])[0],
+        lambda a, b: minimize(quadratic, b[0], method="BFGS").x,
+        lambda a, b: linalg.qr_multiply(a, b),
+        lambda a, b: snp.linalg.pinv(a),
+        lambda a, b: linalg.expm(a),
+    ],
+    ids="odeint grad-odeint cg bicgstab gmres minimize qr_multiply pinv expm".split(),
+)
+def test_solvers_compute_with_full_precision(solve):
+    """As in JAX: a tolerance below what TF32 can tell is never reached."""
+    a = np.eye(9, dtype=np.float32)
+    closed = spmd.make_jaxpr(solve)(a, a)
+    found = [e.params["precision"] for e in all_eqns(closed) if e.prim.name == "dot_general"]
+    assert found and {*found} == {(HIGHEST, HIGHEST)}
 
 
 def test_other_products_keep_what_they_ask_for():
