@@ -87,7 +87,7 @@ class JVPTracer(Tracer):
         return primal.concrete() if isinstance(primal, Tracer) else primal
 
     def _take(self, error: type[ConcretizationError], what: str, advice: str) -> Any:
-        """Python numbers and NumPy arrays have no tangent: the derivative would be lost."""
+        """Raise: as a Python number or NumPy array, the value would lose its tangent."""
         if self.concrete() is None:
             raise error(concretization_message(self, what, advice))
         raise error(

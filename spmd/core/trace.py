@@ -106,7 +106,7 @@ class Tracer(HasAval):
         return value
 
     def _take(self, error: type[ConcretizationError], what: str, advice: str) -> Any:
-        """The value, for a number or array that takes nothing else of this tracer with it."""
+        """The value, for a number or array that keeps no tangent (`JVPTracer` overrides this)."""
         return self._need(error, what, advice)
 
     def __bool__(self) -> bool:

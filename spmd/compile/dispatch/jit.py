@@ -296,7 +296,7 @@ class JitFunction:
         layouts, device = place = layouts_of(split.leaves), device_of(split.leaves)
         executable = None if entry is None else entry.executables.get(place)
         if entry is None or executable is None:
-            with collector_paused():  # for all that is made now at once
+            with collector_paused():  # tracing and compiling allocate much
                 entry = entry or self._new_entry(key, split, avals, args, kwargs)
                 executable = self._compile(entry, layouts, device)
         if True in executable.donated:

@@ -81,8 +81,8 @@ class Backend:
     # The memory of a donated operand for a result, by its number among the operands of a device, if
     # nothing else refers to it; there may be the same operand of other devices behind.
     take: Callable[..., Any] = take
-    # A program that the disk had as words, with what its platform keeps, and a way to compile it;
-    # it will run on these devices.
+    # The program of an entry of the disk cache: its encoding, what its platform keeps beside it, a
+    # way to compile it again, and the devices that it will run on.
     program: Callable[
         [Encoded, Any, Callable[[], NativeProgram], Sequence[Device | None]], NativeProgram
     ] = lambda encoded, kept, again, devices: NativeProgram(encoded, again=again)

@@ -218,7 +218,7 @@ class Executable:
         return results
 
     def call(self, leaves: Sequence[Any], in_queue: bool = True) -> list[Any]:
-        """The same, decided, for operands that are not committed to a device."""
+        """The results, in the queue or not as told, for operands not committed to a device."""
         outs = self.start([(x,) for x in leaves], self.takes, in_queue)
         for leaf, gone in zip(leaves, self.donated, strict=True):
             if gone and type(leaf) is Array:

@@ -290,7 +290,7 @@ class MeshExecutable(Executable):
         takes: Mapping[int, int] = NOTHING,
         out_shardings: Sequence[NamedSharding] | None = None,
     ) -> list[Array]:
-        """The same, decided; the results may have equal shardings that are other objects."""
+        """The results, in the queue or not as told, with `out_shardings` if given."""
         # Only this call holds the shards that are cut here.
         may_change = [type(x) is not Array for x in leaves]
         shards = self._all_shards(leaves)

@@ -59,7 +59,7 @@ def _check_nans(closed: ClosedJaxpr, name: str, operands: Sequence[Any], results
 
 
 def kept_operands(operands: Sequence[Any], donated: Sequence[bool]) -> list[Any]:
-    """The operands, copied where a program takes their memory, for a look at them afterwards."""
+    """The operands, with copies of those donated, so that they can be checked after the run."""
     taken = dict(enumerate(donated))
     return [
         np.array(to_numpy(x)) if taken.get(k) and not _is_far(x) else x

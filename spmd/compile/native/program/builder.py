@@ -107,7 +107,7 @@ class ProgramBuilder:
         return () if is_moved else (placed,)
 
     def parallel(self, step: Parallel[Step]) -> NativeStep:
-        """A loop whose rounds may run side by side, one after the other where no lanes are."""
+        """A parallel loop: across lanes if the plan has any for it, else sequential."""
         body: tuple[NativeStep, ...] = tuple(self.steps(step.body))
         if step.number in self.plan.lanes.chosen:
             return Parallel(step.trips, body, step.number, self.plan.lanes.count)
