@@ -2,7 +2,8 @@
 
 The one idea: a GPU that waits for the host loses more than a longer program costs it. So there the
 first pass writes the definition in the place of an equation that the host would compute; on CPUs
-the library that the primitive's `impl` calls is the faster way, but for the two families below.
+the library that the primitive's `impl` calls is the faster way, but for special functions, small
+matrices, and Fourier transforms of sizes with large primes.
 """
 
 # Special functions that are series and fractions, by the names of their primitives. `pipeline.py`

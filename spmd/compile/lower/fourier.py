@@ -2,7 +2,7 @@
 
 A long transform with few others beside it is two steps of short ones, so that the vectors of each
 are full and its points stay in a cache; a real array is then turned into pairs by a kernel of its
-own. Sizes with a large prime factor stay with NumPy.
+own. Short transforms of sizes with a large prime factor stay with NumPy.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from spmd.base.config import config
 from spmd.base.record import field, record
 from spmd.compile.definitions import OF_SMALL_MATRICES, SERIES
-from spmd.compile.lazy import series, small_matrices
+from spmd.compile.lazy import fourier, series, small_matrices
 from spmd.compile.passes.combine_psums import bucket_psums, combine_psums
 from spmd.compile.passes.fuse_epilogues import fuse_epilogues
 from spmd.compile.passes.fusion.fuse import fuse
@@ -42,11 +42,17 @@ def write_small_matrices(closed: ClosedJaxpr) -> ClosedJaxpr:
     return small_matrices.write_small_matrices(closed)
 
 
+def write_large_primes(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Write Fourier transforms of sizes with large primes as programs of others."""
+    return fourier.write_large_primes(closed)
+
+
 # Partitioning over a mesh has its place between `simplify` and `fuse`: it needs to see single
 # operations, and its additions should be fused.
 PASSES: tuple[Pass, ...] = (
     write_series,  # special functions that are series are loops and fused kernels
     write_small_matrices,  # factorizations of small matrices run along their stack
+    write_large_primes,  # Fourier transforms of such sizes are convolutions
     inline_calls,  # nothing below needs to look inside a call
     widen_small,  # operations on float8 and int4 compute in wider dtypes
     hoist_invariants,  # loop-invariant code motion
@@ -65,6 +71,7 @@ PASSES: tuple[Pass, ...] = (
 WORKS_ON: dict[Pass, frozenset[str]] = {
     write_series: SERIES,
     write_small_matrices: OF_SMALL_MATRICES,
+    write_large_primes: frozenset(("fft",)),
     hoist_invariants: frozenset(("scan", "while")),
     hoist_matmuls: frozenset(("scan",)),
     thin_stacks: frozenset(("scan",)),
@@ -75,6 +82,7 @@ WORKS_ON: dict[Pass, frozenset[str]] = {
 PASSES_ACROSS: tuple[Pass, ...] = (
     write_series,
     write_small_matrices,
+    write_large_primes,
     inline_calls,
     widen_small,
     hoist_invariants,
