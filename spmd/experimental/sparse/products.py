@@ -172,7 +172,7 @@ def bcoo_dot_general_sampled(A: Any, B: Any, indices: Any, *, dimension_numbers:
         rows = rows if left[0] == 1 else rows.T
         cols = cols if right[0] == 1 else cols.T
         return snp.sum(rows * cols, axis=1)
-    product = lax.dot_general(A, B, dimension_numbers)
+    product = lax.dot_general(A, B, dimension_numbers, lax.Precision.HIGHEST)
     n_sparse, n_batch = indices.shape[-1], indices.ndim - 2
     sparse = product.shape[n_batch : n_batch + n_sparse]
     data = snp.zeros((*indices.shape[:-1], *product.shape[n_batch + n_sparse :]), product.dtype)

@@ -13,6 +13,7 @@ from spmd.base.config import config
 from spmd.compile.definitions.product_precision import choose_precision, factors_of
 from spmd.core.ir import all_eqns
 from spmd.experimental.ode import odeint
+from spmd.experimental.sparse import bcoo_dot_general_sampled
 from spmd.lax import DotAlgorithmPreset, Precision
 from spmd.scipy import linalg
 from spmd.scipy.optimize import minimize
@@ -154,8 +155,14 @@ def quadratic(x):
         lambda a, b: linalg.qr_multiply(a, b),
         lambda a, b: snp.linalg.pinv(a),
         lambda a, b: linalg.expm(a),
+        lambda a, b: bcoo_dot_general_sampled(
+            a[None],
+            b[None],
+            np.zeros((1, 2, 2), int),
+            dimension_numbers=(((2,), (1,)), ((0,), (0,))),
+        ),
     ],
-    ids="odeint grad-odeint cg bicgstab gmres minimize qr_multiply pinv expm".split(),
+    ids="odeint grad-odeint cg bicgstab gmres minimize qr_multiply pinv expm sampled".split(),
 )
 def test_solvers_compute_with_full_precision(solve):
     """As in JAX: a tolerance below what TF32 can tell is never reached."""
