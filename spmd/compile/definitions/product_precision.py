@@ -81,7 +81,9 @@ class _Writer(Walk):
         if params is eqn.params and given is ins:
             return False
         out = Var(eqn.outvars[0].aval)
-        self.define(eqn, self.writer.write(Eqn(eqn.prim, given, (out,), params, (), source)))
+        self.define(
+            eqn, self.writer.write(Eqn(eqn.prim, given, (out,), params, eqn.effects, source))
+        )
         return True
 
     def rounded(self, atom: Atom, dtype: np.dtype, source: Source) -> Var:
