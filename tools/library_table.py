@@ -30,6 +30,7 @@ DISTRIBUTIONS = {
     "flax_linen": "flax",
     "flax_nnx": "flax",
     "haiku": "dm-haiku",
+    "jax_cosmo": "jax-cosmo",
     "jax_md": "jax-md",
     "mjx": "mujoco-mjx",
     "orbax": "orbax-checkpoint",

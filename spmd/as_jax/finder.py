@@ -64,7 +64,6 @@ _MOVED = {
     "_src.sharding": "_src.sharding_impls",
     "_src.source_info_util": "extend.source_info_util",
     "_src.state.types": "_src.state",
-    "_src.typing": "typing",
     "extend.core.primitives": "extend.primitives",
 }
 

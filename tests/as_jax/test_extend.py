@@ -171,3 +171,16 @@ def test_a_process_alone_has_no_store(run_python):
     )
     done = run_python(["-m", "spmd.as_jax", "-c", code])
     assert done.returncode == 0, done.stderr
+
+
+# ---- types ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("x", [np.ones(2), np.float32, 1.0, spmd.ShapeDtypeStruct((2,), "i4")])
+def test_what_has_a_dtype(x):
+    import jax._src.typing as theirs
+
+    from spmd.as_jax.jax._src import typing as ours
+
+    assert isinstance(x, ours.SupportsDType) == isinstance(x, theirs.SupportsDType)
+    assert set(ours.__all__) <= set(dir(theirs))
