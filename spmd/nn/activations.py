@@ -14,6 +14,7 @@ from spmd.base.errors import ShapeError
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.numpy.creation import full_like
+from spmd.numpy.floats import logaddexp
 from spmd.numpy.joining import split
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
@@ -25,7 +26,7 @@ from spmd.numpy.promotion import (
 from spmd.numpy.reductions import canonical_axis
 from spmd.numpy.searching import where
 from spmd.numpy.selection import clip
-from spmd.numpy.ufuncs import absolute, expm1, logaddexp, maximum, minimum, sqrt, square, tanh
+from spmd.numpy.ufuncs import absolute, expm1, maximum, minimum, sqrt, square, tanh
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array

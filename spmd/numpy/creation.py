@@ -243,7 +243,8 @@ def canonical_shape(shape: Any, name: str) -> tuple[int, ...]:
     """A shape as tuple of ints: an error names the argument that is traced or no integer."""
     # An array may be an integer; a sequence of a class of the user's is a shape as well.
     several = isinstance(shape, (list, tuple, np.ndarray)) or (
-        hasattr(shape, "__iter__") and not hasattr(shape, "__index__")
+        hasattr(shape, "__iter__")
+        and (not hasattr(shape, "__index__") or getattr(shape, "ndim", 0) == 1)
     )
     whole: Any = shape if several else (shape,)
     if isinstance(shape, Tracer):

@@ -265,15 +265,25 @@ def _contracted(
     return result, "".join(batch + free)
 
 
+_FEW = 4
+
+
 def einsum_path(subscripts: str, /, *operands: Any, optimize: Any = "auto") -> Any:
     """The order in which `einsum` would multiply, and NumPy's description of its cost.
 
+    The order is a list of the operands, by position, that are multiplied in each step, as in JAX.
     Only the shapes of the `operands` matter, not their dtypes. `subscripts` and `optimize` are
     those of `einsum`.
 
     >>> snp.einsum_path("ij,jk->ik", np.ones((2, 3)), np.ones((3, 4)))[0]
-    ['einsum_path', (0, 1)]
+    [(0, 1)]
     """
     shapes = [np.broadcast_to(np.int8(0), typeof(plain(x)).shape) for x in operands]
-    how = "greedy" if optimize in ("auto", True) else optimize
-    return np.einsum_path(subscripts, *shapes, optimize=how)
+    # The best order of few operands is found at once, as that of opt_einsum's "auto".
+    how = optimize
+    if optimize is True or optimize == "auto":
+        how = "optimal" if optimize is True or len(shapes) <= _FEW else "greedy"
+    path, text = np.einsum_path(subscripts, *shapes, optimize=how)
+    if optimize is False:
+        return [(0, 1)] * max(len(shapes) - 1, 0) or path[1:], text
+    return path[1:], text

@@ -8,7 +8,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.errors import ArgumentError, RefusedError, ShapeError
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.lax.linalg import cholesky as _cholesky
@@ -252,15 +252,18 @@ def slogdet(a: ArrayLike, *, method: str | None = None) -> SlogdetResult:
     """The sign and the logarithm of the absolute value of determinants: a `SlogdetResult`.
 
     `a` has shape (..., n, n), and `det(a) == sign * exp(logabsdet)`, without overflow. The sign of
-    complex matrices is a phase; integers become the default float. `method` is "lu" or None. Raises
-    an `ArgumentError` for another `method`.
+    complex matrices is a phase; integers become the default float. `method` is "lu", "qr" or None,
+    which all factorise by LU. Raises an `ArgumentError` for another `method`, and a `RefusedError`
+    for "qr" of complex matrices, as in JAX.
 
     >>> snp.linalg.slogdet(np.array([[2.0, 0.0], [0.0, -1.0]]))
     SlogdetResult(sign=Array(-1., dtype=float32), logabsdet=Array(0.6931472, dtype=float32))
     """
     a = inexact_matrix("slogdet", a, square=True)
-    if method not in (None, "lu"):
-        raise ArgumentError(f'slogdet: method={method!r} must be None or "lu"')
+    if method not in (None, "lu", "qr"):
+        raise ArgumentError(f'slogdet: method={method!r} must be None, "lu" or "qr"')
+    if method == "qr" and dtypes.is_complex(typeof(a).dtype):
+        raise RefusedError('slogdet: method="qr" is for real matrices; use "lu"')
     return SlogdetResult(*_slogdet(a))
 
 

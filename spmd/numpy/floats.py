@@ -1,7 +1,9 @@
-"""Rounding, and floats taken apart: `floor`, `round`, `signbit`, `frexp`, `ldexp`."""
+"""Rounding, floats taken apart, sums by logarithms: `round`, `frexp`, `ldexp`, `logaddexp`."""
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
 from typing import Any
 
@@ -11,6 +13,8 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import DtypeArgumentError, RefusedError
 from spmd.core.aval import typeof
+from spmd.core.custom import custom_jvp
+from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
@@ -289,3 +293,87 @@ def spacing(x: ArrayLike, /) -> Array:
     step = lax.sub(lax.nextafter(x, copysign(infinity, x)), x)
     smallest = constant_like(x, float(dtypes.finfo(dtype).smallest_subnormal))
     return select(lax.eq(step, constant_like(x, 0)), copysign(smallest, x), step)
+
+
+# ---- logarithms of sums of exponentials --------------------------------------------------------
+
+
+def logaddexp(x: ArrayLike, y: ArrayLike, /) -> Array:
+    """The logarithm of a sum of exponentials, `log(exp(x) + exp(y))`, without overflow.
+
+    `x` and `y` broadcast to one shape and are promoted to one floating dtype: integers and bools
+    become the default float. The imaginary part of a complex one is in [-pi, pi].
+
+    >>> snp.logaddexp(np.array([0.0, 1000.0]), np.array([0.0, 1000.0]))
+    Array([6.9314718e-01, 1.0006932e+03], dtype=float32)
+    """
+    return _promoted_log_sum("logaddexp", x, y, 1.0)
+
+
+def logaddexp2(x: ArrayLike, y: ArrayLike, /) -> Array:
+    """The logarithm to base 2 of a sum of powers of 2, `log2(2**x + 2**y)`, without overflow.
+
+    `x` and `y` broadcast to one shape and are promoted to one floating dtype: integers and bools
+    become the default float. The imaginary part of a complex one is in [-pi, pi] / log(2).
+
+    >>> snp.logaddexp2(np.array([3.0]), np.array([3.0]))
+    Array([4.], dtype=float32)
+    """
+    return _promoted_log_sum("logaddexp2", x, y, np.log(2.0).item())
+
+
+def _promoted_log_sum(name: str, x: Any, y: Any, log_base: float) -> Any:
+    given = x, y
+    out = _log_sum(*promote_args_inexact(name, x, y), log_base)
+    # As in JAX, a complex result of broadcasting is strongly typed.
+    is_complex = dtypes.is_complex(typeof(out).dtype)
+    if is_complex and any(typeof(v).ndim != typeof(out).ndim for v in given):
+        return lax.convert_element_type(out, typeof(out).dtype)
+    return out
+
+
+@functools.partial(custom_jvp, nondiff_argnums=(2,))
+@one_program("log_base")
+def _log_sum(x: Any, y: Any, log_base: float) -> Any:
+    """`log_b(b**x + b**y)` for the base b of the given natural logarithm."""
+    larger = lax.max(x, y)
+    if dtypes.is_complex(typeof(x).dtype):
+        below = lax.sub(lax.add(x, y), lax.mul(larger, constant_like(x, 2)))  # min - max
+        tail = lax.log1p(lax.exp(_times(below, log_base)))
+        out = lax.add(larger, _times(tail, 1 / log_base))
+        return lax.complex(lax.real(out), _wrapped(lax.imag(out), math.pi / log_base))
+    gap = lax.sub(x, y)
+    tail = lax.log1p(lax.exp(_times(lax.neg(lax.abs(gap)), log_base)))
+    # Equal infinities: their difference is NaN, their sum is the result.
+    smooth = lax.add(larger, _times(tail, 1 / log_base))
+    return select(lax.ne(gap, gap), lax.add(x, y), smooth)
+
+
+@_log_sum.defjvp
+def _log_sum_jvp(log_base: float, primals: Any, tangents: Any) -> Any:
+    """Each operand's tangent weighted by its share of the sum: also where the two are equal."""
+    (x, y), (tx, ty) = primals, tangents
+    out = _log_sum(x, y, log_base)
+    shares = [lax.exp(_times(lax.sub(_finite(v), _finite(out)), log_base)) for v in (x, y)]
+    return out, lax.add(lax.mul(tx, shares[0]), lax.mul(ty, shares[1]))
+
+
+def _wrapped(x: Any, bound: float) -> Any:
+    """An angle in [-bound, bound], that is equal to `x` but for whole turns."""
+    turn, zero = constant_like(x, 2 * bound), constant_like(x, 0)
+    rest = lax.rem(lax.add(x, constant_like(x, bound)), turn)
+    rest = select(lax.lt(rest, zero), lax.add(rest, turn), rest)
+    return lax.sub(rest, constant_like(x, bound))
+
+
+def _times(x: Any, factor: float) -> Any:
+    if factor == 1.0:
+        return x
+    # As in JAX, results of reals are strongly typed here.
+    is_complex = dtypes.is_complex(typeof(x).dtype)
+    return lax.mul(x, constant_like(x, factor) if is_complex else strong_constant(x, factor))
+
+
+def _finite(x: Any) -> Any:
+    """Plus infinity as 0: the share of an infinite operand is that of a finite equal one."""
+    return select(lax.eq(x, strong_constant(x, np.inf)), lax.full_like(x, 0), x)

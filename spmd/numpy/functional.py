@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import numpy as np
+
 from spmd.api.vectorize import vmap
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.base.util import wraps
@@ -48,35 +50,43 @@ def vectorize(
             whole = [fixed[k] if k in fixed else next(values) for k in range(len(args))]
             return pyfunc(*whole, **kwargs)
 
-        ranks, outputs = _core_ranks(signature, len(mapped))
-        out = _over_leading_dims(call, mapped, ranks, signature)
-        _check_outputs(out, outputs)
-        return out
+        ranks, outputs = _core_dims(signature, len(mapped))
+        sizes = _core_sizes(mapped, ranks, signature)
+
+        def checked(*rest: Any) -> Any:
+            out = call(*rest)
+            _check_outputs(out, outputs, dict(sizes), signature)
+            return out
+
+        return _over_leading_dims(checked, mapped, ranks)
 
     return wrapped
 
 
-def _core_ranks(signature: str | None, count: int) -> tuple[list[list[str]], int | None]:
+def _core_dims(signature: str | None, count: int) -> tuple[list[list[str]], list[list[str]] | None]:
+    """The names of the core dims of arguments, and those of results if a signature says them."""
     if signature is None:
         return [[] for _ in range(count)], None
     text = signature.replace(" ", "")
     if not re.match(_SIGNATURE, text):
         raise ArgumentError(f"vectorize: {signature!r} is not a signature like '(n,m),(m)->(n)'")
     left, right = text.split("->")
-    inputs = [[d for d in part.split(",") if d] for part in re.findall(r"\(([^)]*)\)", left)]
+    inputs, outputs = (
+        [[d for d in part.split(",") if d] for part in re.findall(r"\(([^)]*)\)", side)]
+        for side in (left, right)
+    )
     if len(inputs) != count:
         raise ArgumentError(
             f"vectorize: signature {signature!r} has {len(inputs)} inputs, got {count} arguments"
         )
-    return inputs, len(re.findall(r"\(([^)]*)\)", right))
+    return inputs, outputs
 
 
-def _over_leading_dims(
-    f: Callable[..., Any], args: Sequence[Any], cores: Sequence[Sequence[str]], signature: Any
-) -> Any:
-    """Map `f`, which is for core dims, over leading dims that broadcast, and check core sizes."""
+def _core_sizes(
+    args: Sequence[Any], cores: Sequence[Sequence[str]], signature: Any
+) -> dict[str, int]:
+    """The sizes of the core dims, by name."""
     sizes: dict[str, int] = {}
-    leads = []
     for k, (x, core) in enumerate(zip(args, cores, strict=True)):
         shape = typeof(x).shape
         if len(shape) < len(core):
@@ -84,12 +94,20 @@ def _over_leading_dims(
                 f"vectorize: argument {k} of shape {shape} has fewer dims than ({','.join(core)}) "
                 f"in {signature!r}"
             )
-        leads.append(shape[: len(shape) - len(core)])
         for name, size in zip(core, shape[len(shape) - len(core) :], strict=True):
             if sizes.setdefault(name, size) != size:
                 raise ShapeError(
                     f"vectorize: dim {name!r} of {signature!r} has sizes {sizes[name]} and {size}"
                 )
+    return sizes
+
+
+def _over_leading_dims(
+    f: Callable[..., Any], args: Sequence[Any], cores: Sequence[Sequence[str]]
+) -> Any:
+    """Map `f`, which is for core dims, over leading dims that broadcast."""
+    pairs = zip(args, cores, strict=True)
+    leads = [typeof(x).shape[: typeof(x).ndim - len(core)] for x, core in pairs]
     whole = broadcast_shapes_of("vectorize", leads)
     # Only the dims that an argument has are mapped for it: nothing is copied to broadcast.
     # The last dim's map is the innermost: each takes the first dim that is then left.
@@ -121,11 +139,25 @@ def _without_ones(x: Any, lead: tuple[int, ...], whole: tuple[int, ...]) -> Any:
     return x if not ones else asarray(x).reshape(kept)
 
 
-def _check_outputs(out: Any, count: int | None) -> None:
-    if count is not None and count > 1 and (not isinstance(out, tuple) or len(out) != count):
+def _check_outputs(
+    out: Any, cores: list[list[str]] | None, sizes: dict[str, int], signature: Any
+) -> None:
+    """Raise if results of the function have other core dims than the signature says."""
+    if cores is None:
+        return
+    count = len(cores)
+    if count > 1 and (not isinstance(out, tuple) or len(out) != count):
         raise ArgumentError(
             f"vectorize: the signature has {count} outputs, the function gave {out}"
         )
+    for core, x in zip(cores, out if count > 1 else [out], strict=True):
+        shape = tuple(np.shape(x))  # that of None is ()
+        wanted = [sizes.setdefault(d, n) for d, n in zip(core, shape, strict=False)]
+        if len(core) != len(shape) or wanted != list(shape):
+            raise ShapeError(
+                f"vectorize: a result of shape {shape} has not the core dims ({','.join(core)}) of "
+                f"{signature!r}, where {sizes}"
+            )
 
 
 def apply_along_axis(

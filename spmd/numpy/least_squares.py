@@ -18,6 +18,7 @@ from spmd.numpy.manipulation import moveaxis, reshape
 from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
+    operand,
     plain,
     promote_args_inexact,
     promote_dtypes_inexact,
@@ -45,22 +46,28 @@ def _eps(x: Any) -> float:
 def matrix_rank(
     M: ArrayLike, rtol: Any = None, *, hermitian: bool = False, tol: Any = None
 ) -> Array:
-    """The rank of matrices: how many singular values exceed `rtol` times the largest one.
+    """The rank of matrices: how many singular values exceed a bound.
 
-    `M` has shape (..., m, n), and the result is an integer in shape (...). `rtol` is `max(m, n)`
-    times the precision of the dtype by default; `tol` is an absolute bound instead. `hermitian`
-    promises that `M` is, and is quicker.
+    `M` has shape (..., m, n), and the result is an integer in shape (...): for numbers and vectors
+    whether an element is not 0. The bound is `rtol`, or `tol`, which **both are absolute, as in
+    JAX**; by default it is the largest singular value times `max(m, n)` times the precision of the
+    dtype. `hermitian` promises that `M` is, and is quicker. Raises an `ArgumentError` if both
+    bounds are given.
 
     >>> snp.linalg.matrix_rank(np.array([[1.0, 2.0], [2.0, 4.0]]))
     Array(1, dtype=int32)
     """
-    M = inexact_matrix("matrix_rank", M)
-    s = svd(M, full_matrices=False, compute_uv=False, hermitian=hermitian)
-    if tol is not None:
-        bound = as_array(tol)[..., None]
-    else:
-        bound = _cutoff(s, rtol, max(typeof(M).shape[-2:]) * _eps(M))
-    return _sum(s > bound, -1)
+    if tol is not None and rtol is not None:
+        raise ArgumentError("matrix_rank: only one of tol and rtol may be given")
+    x = operand("matrix_rank", M)
+    if typeof(x).ndim < 2:
+        return _any(as_array(x) != 0).astype(np.int32)
+    x = inexact_matrix("matrix_rank", x)
+    s = svd(x, full_matrices=False, compute_uv=False, hermitian=hermitian)
+    given = rtol if tol is None else tol
+    if given is not None:
+        return _sum(s > as_array(given)[..., None], -1)
+    return _sum(s > _cutoff(s, None, max(typeof(x).shape[-2:]) * _eps(x)), -1)
 
 
 def cond(x: ArrayLike, p: ArrayLike | None = None) -> Array:

@@ -42,9 +42,11 @@ def shape(a: ArrayLike) -> tuple[int, ...]:
 
 
 def _shape_of(name: str, a: Any) -> tuple[int, ...]:
-    """The shape of an argument of function `name`; that of None is ()."""
+    """The shape of an argument of function `name`; that of None is (), and sequences have one."""
     if a is None:
         return ()
+    if isinstance(a, (list, tuple)):
+        return np.shape(a)
     return typeof(operand(name, a)).shape
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.errors import ArgumentError, RefusedError, ShapeError
 from spmd.core.aval import typeof
 from spmd.numpy import indexing
 from spmd.numpy.logic import as_bool
@@ -22,7 +22,7 @@ from spmd.sharding.array import Array
 
 def _refuse_in_place(name: str, inplace: bool) -> None:
     if inplace:
-        raise ArgumentError(f"{name}: arrays are immutable; pass inplace=False for a new one")
+        raise RefusedError(f"{name}: arrays are immutable; pass inplace=False for a new one")
 
 
 def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = True) -> Array:

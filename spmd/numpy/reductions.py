@@ -18,7 +18,7 @@ from spmd.base.errors import (
     ArgumentError,
     ConcretizationError,
     DimensionError,
-    DtypeError,
+    DtypeArgumentError,
     ShapeError,
 )
 from spmd.base.record import record
@@ -85,7 +85,7 @@ def check_where(name: str, where: Any) -> Any:
         return None
     check_arraylike(name, where)
     if not dtypes.is_bool(typeof(where).dtype):
-        raise DtypeError(f"{name}: where must be a bool array, got {typeof(where)}")
+        raise DtypeArgumentError(f"{name}: where must be a bool array, got {typeof(where)}")
     return plain(where)
 
 

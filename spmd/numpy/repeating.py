@@ -38,13 +38,16 @@ def tile(A: ArrayLike, reps: Any) -> Array:
     """Repeat an array as a whole along its dims.
 
     `reps` is a number for the last dim of `A`, or a tuple of numbers for the last dims; the shorter
-    of shape and `reps` gets ones in front. The dtype stays.
+    of shape and `reps` gets ones in front. The dtype stays. Raises an `ArgumentError` if one of
+    `reps` is negative.
 
     >>> snp.tile(np.array([1, 2]), 2)
     Array([1, 2, 1, 2], dtype=int32)
     """
     a = operand("tile", A)
     times = [operator.index(r) for r in (reps if np.iterable(reps) else (reps,))]
+    if any(n < 0 for n in times):
+        raise ArgumentError(f"tile: reps must not be negative, got {reps}")
     sizes = typeof(a).shape
     rank = max(len(times), len(sizes))
     times = [1] * (rank - len(times)) + times
@@ -83,6 +86,8 @@ def repeat(
     if isinstance(repeats, Tracer) or total_repeat_length is not None:
         return _repeat_to_length(a, repeats, d, total_repeat_length)
     counts = np.asarray(repeats)
+    if counts.size and counts.min() < 0:
+        raise ArgumentError(f"repeat: repeats must not be negative, got {repeats}")
     if counts.ndim == 0 or counts.size == 1:
         return _repeat_equally(a, int(counts.reshape(())), d)
     if counts.shape != (n,):
@@ -198,8 +203,6 @@ def _pairs(name: str, value: Any, ndim: int) -> list[Any]:
         return [(pair[0], pair[1])] * ndim
     if shape == (ndim, 2):
         return [(row[0], row[1]) for row in value]
-    if shape == (ndim, 1):
-        return [(row[0], row[0]) for row in value]
     raise ArgumentError(f"pad: {name} must be a number, a pair, or {ndim} pairs, got {value!r}")
 
 
@@ -325,7 +328,8 @@ def delete(
 
     With `axis=None` the array is flattened first. The dtype of `arr` stays. The integers `obj` must
     be concrete, or traced with `assume_unique_indices`: how many slices go is then known from their
-    shape, if none is there twice.
+    shape, if none is there twice. Raises an `ArgumentError` for one index out of bounds, and an
+    IndexError for one among several.
 
     >>> snp.delete(np.array([5, 6, 7]), 1)
     Array([5, 7], dtype=int32)
@@ -345,7 +349,10 @@ def delete(
         left = lax.bitwise_not(lax.reduce_or(hit, (1,)))
         return take(a, flatnonzero(left, size=n - typeof(gone).shape[0]), d)
     keep = np.ones(n, bool)
-    keep[_concrete_indices("delete", obj, n)] = False
+    gone = _concrete_indices("delete", obj, n)
+    if gone.ndim == 0 and gone.dtype != bool and not -n <= gone < n:  # of many: an IndexError
+        raise ArgumentError(f"delete: index {obj} is out of bounds for dim {d} of size {n}")
+    keep[gone] = False
     return take(a, np.flatnonzero(keep), d)
 
 
@@ -405,7 +412,7 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     if typeof(a).ndim == 0 or n < 0:
         raise ArgumentError(f"diff: an array of at least one dim and n >= 0 are needed, got n={n}")
     if n == 0:
-        return a
+        return as_array(a)
     d = canonical_axis(axis, typeof(a).ndim, "diff")
     row = [1 if k == d else size for k, size in enumerate(typeof(a).shape)]
     parts = []

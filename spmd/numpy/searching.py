@@ -311,7 +311,7 @@ def fill_diagonal(
            [3, 0]], dtype=int32)
     """
     if inplace:
-        raise ArgumentError("fill_diagonal: arrays are immutable; pass inplace=False")
+        raise RefusedError("fill_diagonal: arrays are immutable; pass inplace=False")
     if wrap:
         raise RefusedError("fill_diagonal: wrap=True is not supported")
     check_arraylike("fill_diagonal", a, val)

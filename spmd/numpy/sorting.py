@@ -533,7 +533,8 @@ def isin(
         raise ArgumentError(
             f"isin: method={method!r} must be 'auto', 'compare_all', 'binary_search' or 'sort'"
         )
-    element, test = promote_dtypes(asarray(element), _set_operand(test_elements))
+    check_arraylike("isin", element, test_elements)
+    element, test = promote_dtypes(plain(element), _set_operand(test_elements))
     shape, count = typeof(element).shape, typeof(test).shape[0]
     whole = (*shape, count)
     left = lax.broadcast_in_dim(element, whole, range(len(shape)))

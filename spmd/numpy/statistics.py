@@ -305,6 +305,8 @@ def _cov_weights(x: Any, fweights: Any, aweights: Any) -> Any:
             )
     if not given:
         return None
+    if fweights is not None and not dtypes.is_integer(typeof(fweights).dtype):
+        raise DtypeArgumentError(f"cov: fweights are counts, so integers, got {typeof(fweights)}")
     weights = plain(given[0])
     return multiply(weights, given[1]) if len(given) == 2 else weights
 

@@ -22,7 +22,7 @@ from spmd.base.errors import ArgumentError, DtypeError, RefusedError, ShapeError
 from spmd.base.traceback_filter import simplify
 from spmd.base.util import handles
 from spmd.core.aval import ShapedArray, typeof
-from spmd.numpy import indexing, logic, reductions, ufuncs
+from spmd.numpy import floats, indexing, logic, reductions, ufuncs
 from spmd.numpy.functional import vectorize
 from spmd.numpy.manipulation import moveaxis, ravel, reshape
 from spmd.numpy.promotion import (
@@ -494,5 +494,5 @@ logical_or = _ufunc(
 logical_xor = _ufunc(
     logic.logical_xor, False, reduce=_bits(lax.reduce_xor, logic.logical_xor, 0, logic.as_bool)
 )
-logaddexp = _ufunc(ufuncs.logaddexp, -np.inf, reduce=_log_sums(ufuncs.logaddexp, np.e))
-logaddexp2 = _ufunc(ufuncs.logaddexp2, -np.inf, reduce=_log_sums(ufuncs.logaddexp2, 2.0))
+logaddexp = _ufunc(floats.logaddexp, -np.inf, reduce=_log_sums(floats.logaddexp, np.e))
+logaddexp2 = _ufunc(floats.logaddexp2, -np.inf, reduce=_log_sums(floats.logaddexp2, 2.0))

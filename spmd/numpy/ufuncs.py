@@ -6,7 +6,6 @@ operation of that meaning. Comparisons, bits and tests are in `logic.py`.
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +18,6 @@ from spmd.base.errors import KeyOperationError
 from spmd.base.source import current_source
 from spmd.compile.dispatch.eager_cache import cached_binary, cached_unary
 from spmd.core.aval import typeof
-from spmd.core.custom import custom_jvp
 from spmd.core.trace import Tracer
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
@@ -541,64 +539,6 @@ def _scaled_log(x: Any, scale: Callable[[Any, Any], Any], factor: float) -> Any:
     # By parts: a complex product would turn infinities into NaN.
     parts = (scale(p, strong_constant(p, factor)) for p in (lax.real(y), lax.imag(y)))
     return lax.complex(*parts)
-
-
-def logaddexp(x: ArrayLike, y: ArrayLike, /) -> Array:
-    """The logarithm of a sum of exponentials, `log(exp(x) + exp(y))`, without overflow.
-
-    `x` and `y` broadcast to one shape and are promoted to one floating dtype: integers and bools
-    become the default float. Raises a `DtypeError` for complex numbers.
-
-    >>> snp.logaddexp(np.array([0.0, 1000.0]), np.array([0.0, 1000.0]))
-    Array([6.9314718e-01, 1.0006932e+03], dtype=float32)
-    """
-    x, y = promote_args_inexact("logaddexp", x, y)
-    check_real("logaddexp", x, y)
-    return _log_sum(x, y, 1.0)
-
-
-def logaddexp2(x: ArrayLike, y: ArrayLike, /) -> Array:
-    """The logarithm to base 2 of a sum of powers of 2, `log2(2**x + 2**y)`, without overflow.
-
-    `x` and `y` broadcast to one shape and are promoted to one floating dtype: integers and bools
-    become the default float. Raises a `DtypeError` for complex numbers.
-
-    >>> snp.logaddexp2(np.array([3.0]), np.array([3.0]))
-    Array([4.], dtype=float32)
-    """
-    x, y = promote_args_inexact("logaddexp2", x, y)
-    check_real("logaddexp2", x, y)
-    return _log_sum(x, y, np.log(2.0).item())
-
-
-@functools.partial(custom_jvp, nondiff_argnums=(2,))
-@one_program("log_base")
-def _log_sum(x: Any, y: Any, log_base: float) -> Any:
-    """`log_b(b**x + b**y)` for the base b of the given natural logarithm."""
-    larger = lax.max(x, y)
-    gap = lax.sub(x, y)
-    tail = lax.log1p(lax.exp(_times(lax.neg(lax.abs(gap)), log_base)))
-    # Equal infinities: their difference is NaN, their sum is the result.
-    smooth = lax.add(larger, _times(tail, 1 / log_base))
-    return select(lax.ne(gap, gap), lax.add(x, y), smooth)
-
-
-@_log_sum.defjvp
-def _log_sum_jvp(log_base: float, primals: Any, tangents: Any) -> Any:
-    """Each operand's tangent weighted by its share of the sum: also where the two are equal."""
-    (x, y), (tx, ty) = primals, tangents
-    out = _log_sum(x, y, log_base)
-    shares = [lax.exp(_times(lax.sub(_finite(v), _finite(out)), log_base)) for v in (x, y)]
-    return out, lax.add(lax.mul(tx, shares[0]), lax.mul(ty, shares[1]))
-
-
-def _times(x: Any, factor: float) -> Any:
-    return x if factor == 1.0 else lax.mul(x, strong_constant(x, factor))
-
-
-def _finite(x: Any) -> Any:
-    """Plus infinity as 0: the share of an infinite operand is that of a finite equal one."""
-    return select(lax.eq(x, strong_constant(x, np.inf)), lax.full_like(x, 0), x)
 
 
 # ---- trigonometry ------------------------------------------------------------------------------
