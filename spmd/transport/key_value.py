@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import (
     Client,
@@ -24,6 +25,7 @@ from multiprocessing.connection import (
 )
 from typing import Any
 
+from spmd.base.background import start_thread
 from spmd.base.errors import ArgumentError, CollectiveError, PeerError
 from spmd.transport.call_signature import ranks_text
 
@@ -166,7 +168,7 @@ class Server:
         atexit.register(self._drain)
 
     def _run(self, call: Callable[..., None], *args: Any) -> None:
-        threading.Thread(target=call, args=args, name="spmd key-value", daemon=True).start()
+        start_thread(partial(call, *args), "spmd key-value", daemon=True)
 
     def _accept(self) -> None:
         while True:
