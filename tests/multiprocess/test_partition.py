@@ -117,3 +117,47 @@ def test_parts_of_different_sizes_over_ranks(mpirun: Run, tmp_path: Path, ranks:
     done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"of {ranks}: all right") == ranks
+
+
+SUB_AXES = """
+import numpy as np, spmd, spmd.numpy as snp
+from spmd import NamedSharding, P, debug, nn
+from spmd.multihost import process_allgather
+from spmd.sharding import AxisType
+
+mesh = spmd.make_mesh((2, 4), ("x", "y"), AxisType.Auto)
+rng = np.random.default_rng(0)
+q, k = (rng.standard_normal((4, 8, n, 4)).astype(np.float32) for n in (8, 2))
+args = [
+    spmd.device_put(x, NamedSharding(mesh, spec))
+    for x, spec in ((q, P("x", None, "y")), (k, P("x")), (k, P("x")))
+]
+
+
+def attend(q, k, v):
+    return nn.dot_product_attention(q, k, v, is_causal=True)
+
+
+def slopes(*args):
+    return spmd.grad(lambda *args: (attend(*args) ** 2).sum(), (0, 1, 2))(*args)
+
+
+assert debug.collectives(spmd.jit(attend))(*args) == []
+assert any(":(" in str(c) for c in debug.collectives(spmd.jit(slopes))(*args))
+for f in (attend, slopes):
+    pairs = zip(spmd.tree.leaves(spmd.jit(f)(*args)), spmd.tree.leaves(f(q, k, k)))
+    for got, want in pairs:
+        assert got.sharding.mesh == mesh
+        whole = process_allgather(got, tiled=True)
+        np.testing.assert_allclose(whole, want, rtol=1e-4, atol=1e-5)
+print("all right", flush=True)
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=more)])
+def test_parts_of_axes_over_ranks(mpirun: Run, ranks: int):
+    done = mpirun(
+        ranks, ["-c", SUB_AXES], env={"SPMD_NUM_CPU_DEVICES": str(8 // ranks)}, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("all right") == ranks
