@@ -42,8 +42,8 @@ PLANNED = ("kernels", "programs")
 PLANNED_KERNELS = ("gradient", "attention", "layer", "cumsum", "random")
 COMPILE = ("compile", "cached", "depth")
 EVERYTHING = (
-    "dispatch", "kernels", "programs", *COMPILE, "memory", "psum", "collectives", "sharding",
-    "sharding-ranks", "libraries",
+    "dispatch", "kernels", "functions", "programs", *COMPILE, "memory", "psum", "collectives",
+    "sharding", "sharding-ranks", "libraries",
 )  # fmt: skip
 
 

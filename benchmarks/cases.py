@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks import programs, torch_programs
 from benchmarks.case import BOTH, WIDE, Case, array, normal, of
 from benchmarks.dispatch import dispatch_cases
+from benchmarks.functions import function_cases
 from benchmarks.kernels import elementwise_cases, move_cases, reduction_cases, row_cases
 from benchmarks.libraries import library_cases
 from benchmarks.products import attention_cases, conv_cases, product_cases
@@ -125,6 +126,7 @@ def psum_cases() -> list[Case]:
 SUBJECTS: dict[str, Callable[[], list[Case]]] = {
     "dispatch": dispatch_cases,
     "kernels": kernel_cases,
+    "functions": function_cases,
     "programs": program_cases,
     "psum": psum_cases,
     "sharding": sharding_cases,

@@ -47,6 +47,8 @@ def load_side(name: str) -> Side:
         return _torch()
     name = name.removesuffix("512")
     top = importlib.import_module(name)
+    for module in ("numpy.linalg", "numpy.fft", "scipy.special"):
+        importlib.import_module(f"{name}.{module}")
     return Side(
         name=name,
         np=importlib.import_module(f"{name}.numpy"),

@@ -229,3 +229,21 @@ def test_programs_of_libraries_agree_in_their_smallest_form():
     for name, values in found["jax"].items():
         close = PROGRAMS_OF_LIBRARIES[name][-1]
         np.testing.assert_allclose(found["spmd"][name], values, rtol=close, atol=close)
+
+
+FUNCTIONS = [
+    "linalg: qr, 8 x 8",
+    "linalg: cross, 1e+05",
+    "fft: rfft, 1009 (a prime)",
+    "order: median, 1e+05",
+    "places: take, 1e+05",
+    "running: convolve, 1e+05 by 65",
+]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_give_on_spmd_what_numpy_gives(name: str):
+    case = find_case(f"functions/{name}")
+    found, expected = (np.asarray(case.make(load_side(side))()) for side in ("spmd", "numpy"))
+    scale = case.tolerance * float(np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, case.tolerance, scale)
