@@ -66,8 +66,8 @@ threefry_partitionable = _switch(
 def default_matmul_precision(new_val: Any) -> AbstractContextManager[None]:
     """Set the precision of matrix products for the length of a `with` block.
 
-    `new_val` is a name such as "highest" or None. The CPU computes with full precision whatever it
-    says. On GPUs factors of float32 are rounded to TF32, as in JAX, unless it is "highest".
+    `new_val` is a name such as "highest", or None. The CPU computes with full precision whatever it
+    says. GPUs round factors of float32 to TF32 if it is "tensorfloat32", "high" or "default".
 
     >>> with spmd.default_matmul_precision("highest"):
     ...     snp.ones((2, 3)) @ snp.ones(3)

@@ -74,8 +74,8 @@ def dot_general(
     `preferred_element_type`, which is also the result's dtype; the default is the operands' dtype.
     Of two float dtypes it is the one with the larger exponent. Sums of floating products are kept
     in the operands' dtype, and converted, if that has more bits.
-    `precision` changes nothing on the CPU, which always computes with full precision. On GPUs it
-    is as in JAX: factors of float32 are rounded to TF32 unless it is "highest".
+    `precision` changes nothing on the CPU, which always computes with full precision. On GPUs
+    factors of float32 are rounded to TF32 where it is "default", "high" or "tensorfloat32".
 
     `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
     Raises `ShapeError` if paired dims differ in size, `DtypeError` if sums of that dtype are

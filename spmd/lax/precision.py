@@ -18,7 +18,7 @@ from spmd.base.errors import ArgumentError, RefusedError
 class Precision(enum.Enum):
     """How exact a product of floats must be; the CPU always computes with full precision.
 
-    On GPUs factors of float32 are rounded to TF32, unless it is `HIGHEST`.
+    On GPUs factors of float32 are rounded to TF32 where one is asked for that is not `HIGHEST`.
     """
 
     DEFAULT = 0

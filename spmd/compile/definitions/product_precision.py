@@ -1,7 +1,8 @@
 """The pass that says how the factors of products and convolutions may be rounded on GPUs.
 
-Equations have what the user asked for, in JAX's words. As in JAX, a product of float32 may round
-its factors to TF32 unless it asks for more; an algorithm of 16-bit factors rounds float32 to them.
+Equations have what the user asked for, in JAX's words. A product of float32 rounds its factors to
+TF32 where it asks for a precision below the highest; one that asks for nothing has full precision,
+so that GPUs give the CPU's values. An algorithm of 16-bit factors rounds float32 to them.
 Algorithms of several products in place of one come as near as full precision, which is taken. The
 pass comes before definitions are written: the products in these are of full precision.
 """
@@ -48,11 +49,11 @@ def factors_of(precision: Any) -> np.dtype | DotAlgorithmPreset | None:
 
     `precision` is that of an equation: None, a pair of `Precision`s, or an algorithm.
 
-    >>> factors_of((Precision.HIGHEST, Precision.HIGHEST)), factors_of(None)
-    (None, <DotAlgorithmPreset.TF32_TF32_F32: 12>)
+    >>> factors_of((Precision.HIGH, Precision.HIGH)), factors_of(None)
+    (<DotAlgorithmPreset.TF32_TF32_F32: 12>, None)
     """
     if precision is None or precision is DotAlgorithmPreset.DEFAULT:
-        return _TF32
+        return None
     if isinstance(precision, DotAlgorithm):
         kinds = {precision.lhs_precision_type, precision.rhs_precision_type}
         parts = (precision.lhs_component_count, precision.rhs_component_count)

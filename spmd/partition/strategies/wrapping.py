@@ -36,7 +36,9 @@ def has_split_wraps(plan: Plan) -> bool:
 
 def wraps_of(jaxpr: Jaxpr) -> dict[Var, tuple[Eqn, Atom]]:
     """The results of equations that pad an array with its own ends, with these and the arrays."""
-    makers = {v: eqn for eqn in jaxpr.eqns if eqn.prim is slice_p for v in eqn.outvars}
+    makers: dict[Atom, Eqn] = {
+        v: eqn for eqn in jaxpr.eqns if eqn.prim is slice_p for v in eqn.outvars
+    }
     found = {}
     for eqn in jaxpr.eqns:
         if eqn.prim is not concatenate_p or eqn.outvars[0].aval.explicit is not None:

@@ -45,12 +45,12 @@ ROUNDED = {None: exact, TF32: in_tf32, BF16: in_dtype(BF16), np.dtype("f2"): in_
 @pytest.mark.parametrize(
     ("precision", "wanted"),
     [
-        (None, TF32),
+        (None, None),
         ((DEFAULT, DEFAULT), TF32),
         ((HIGH, HIGH), TF32),
         ((HIGHEST, HIGHEST), None),
         ((DEFAULT, HIGHEST), None),
-        (DotAlgorithmPreset.DEFAULT, TF32),
+        (DotAlgorithmPreset.DEFAULT, None),
         (TF32, TF32),
         (DotAlgorithmPreset.TF32_TF32_F32_X3, None),
         (DotAlgorithmPreset.F32_F32_F32, None),
@@ -85,7 +85,8 @@ def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("precision", "wanted"),
     [
-        (None, TF32),
+        (None, None),
+        ("default", TF32),
         ("high", TF32),
         ("highest", None),
         ("TF32_TF32_F32", TF32),
@@ -104,9 +105,11 @@ def test_a_product_on_a_gpu_rounds_its_factors(precision, wanted):
 
 @pytest.mark.usefixtures("gpu")
 def test_the_setting_is_the_precision_of_products_that_say_none():
-    with config.override("default_matmul_precision", "highest"):
+    with config.override("default_matmul_precision", "tensorfloat32"):
         found = spmd.jit(snp.matmul)(X, Y)
-    np.testing.assert_allclose(found, product(X, Y), 1e-5, 2e-6)
+        exact = spmd.jit(lambda x, y: snp.matmul(x, y, precision="highest"))(X, Y)
+    np.testing.assert_allclose(found, product(in_tf32(X), in_tf32(Y)), 1e-5, 2e-6)
+    np.testing.assert_allclose(exact, product(X, Y), 1e-5, 2e-6)
 
 
 def steps(x, y):
@@ -117,7 +120,8 @@ def steps(x, y):
 def test_products_in_loops_round_too():
     y = Y[:, :40]
     first = product(in_tf32(X), in_tf32(y)).astype("f4")
-    found = spmd.jit(steps)(X, y)
+    with config.override("default_matmul_precision", "tensorfloat32"):
+        found = spmd.jit(steps)(X, y)
     np.testing.assert_allclose(found[0], first, 1e-5, 2e-6)
     np.testing.assert_allclose(found[1], product(in_tf32(first), in_tf32(y)), 1e-3, 1e-3)
 
@@ -132,8 +136,8 @@ def test_convolutions_round_their_factors_and_those_of_16_bits_are_exact():
             return np.asarray(call(x.astype("f8"), k.astype("f8")))
 
     single = x.astype("f4"), k.astype("f4")
-    np.testing.assert_allclose(call(*single), wanted(*map(in_tf32, single)), 1e-4, 1e-5)
-    np.testing.assert_allclose(call(*single, "highest"), wanted(*single), 1e-4, 1e-5)
+    np.testing.assert_allclose(call(*single, "high"), wanted(*map(in_tf32, single)), 1e-4, 1e-5)
+    np.testing.assert_allclose(call(*single), wanted(*single), 1e-4, 1e-5)
     narrow = x.astype(BF16), k.astype(BF16)
     found = np.asarray(call(*narrow), np.float64)
     np.testing.assert_allclose(found, wanted(*narrow), 2.0**-8)
@@ -173,13 +177,17 @@ def test_solvers_compute_with_full_precision(solve):
 
 
 def test_other_products_keep_what_they_ask_for():
-    closed = spmd.make_jaxpr(lambda x, y: (x @ y, x.astype(BF16) @ y.astype(BF16)))(X, Y)
+    def products(x, y):
+        high = snp.matmul(x, y, precision="high")
+        return high, snp.matmul(x.astype(BF16), y.astype(BF16), precision="high"), x @ y
+
+    closed = spmd.make_jaxpr(products)(X, Y)
     before, after = (
         [e for e in all_eqns(c) if e.prim.name == "dot_general"]
         for c in (closed, choose_precision(closed))
     )
-    assert [e.params["precision"] for e in before] == [None, None]
-    assert [e.params["precision"] for e in after] == [TF32, None]
+    assert [e.params["precision"] for e in before] == [(HIGH, HIGH), (HIGH, HIGH), None]
+    assert [e.params["precision"] for e in after] == [TF32, (HIGH, HIGH), None]
 
 
 def test_cpus_compute_with_full_precision():
