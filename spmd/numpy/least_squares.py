@@ -49,10 +49,10 @@ def matrix_rank(
     """The rank of matrices: how many singular values exceed a bound.
 
     `M` has shape (..., m, n), and the result is an integer in shape (...): for numbers and vectors
-    whether an element is not 0. The bound is `rtol`, or `tol`, which **both are absolute, as in
-    JAX**; by default it is the largest singular value times `max(m, n)` times the precision of the
-    dtype. `hermitian` promises that `M` is, and is quicker. Raises an `ArgumentError` if both
-    bounds are given.
+    whether an element is not 0. The bound is the largest singular value times `rtol`, by default
+    `max(m, n)` times the precision of the dtype, as in NumPy and the array API standard (JAX takes
+    `rtol` as the bound itself); `tol` is an absolute bound. `hermitian` promises that `M` is, and
+    is quicker. Raises an `ArgumentError` if both bounds are given.
 
     >>> snp.linalg.matrix_rank(np.array([[1.0, 2.0], [2.0, 4.0]]))
     Array(1, dtype=int32)
@@ -64,10 +64,9 @@ def matrix_rank(
         return _any(as_array(x) != 0).astype(np.int32)
     x = inexact_matrix("matrix_rank", x)
     s = svd(x, full_matrices=False, compute_uv=False, hermitian=hermitian)
-    given = rtol if tol is None else tol
-    if given is not None:
-        return _sum(s > as_array(given)[..., None], -1)
-    return _sum(s > _cutoff(s, None, max(typeof(x).shape[-2:]) * _eps(x)), -1)
+    if tol is not None:
+        return _sum(s > as_array(tol)[..., None], -1)
+    return _sum(s > _cutoff(s, rtol, max(typeof(x).shape[-2:]) * _eps(x)), -1)
 
 
 def cond(x: ArrayLike, p: ArrayLike | None = None) -> Array:
