@@ -72,7 +72,7 @@ def collectives_of(program: Program) -> list[Collective]:
 def moves_of(closed: ClosedJaxpr, sizes: Mapping[Any, int]) -> list[Collective]:
     """The collectives of a jaxpr over axes of these sizes; what is asked for twice is made once.
 
-    What a loop asks for again and again is made before it.
+    A collective that a loop repeats unchanged is made before the loop.
     """
     return list(_walk(simplify(hoist_invariants(closed)), sizes, 1))
 

@@ -225,7 +225,7 @@ def test_what_a_program_prints() -> None:
 
 
 def _ended_by(tmp_path: Path, line: str, **env: str) -> str:
-    """What a program whose last line fails shows."""
+    """The stderr of a program whose last line fails."""
     program = tmp_path / "train.py"
     program.write_text(f"import spmd, spmd.numpy as jnp\n{line}\n")
     done = subprocess.run(

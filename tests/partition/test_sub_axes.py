@@ -38,7 +38,7 @@ def received(f: Any, *args: Any) -> int:
 
 
 def parts(x: np.ndarray, split: Sequence[Any], sizes: dict[str, int]) -> list[np.ndarray]:
-    """What each device has of an array, the devices row-major along the axes."""
+    """The part of an array on each device, the devices row-major along the axes."""
     found = []
     for place in np.ndindex(*sizes.values()):
         at, part = dict(zip(sizes, place, strict=True)), x

@@ -5,7 +5,7 @@ the body hands on unchanged, and other invariant equations. Moving it out is not
 must be kept in memory and read in every iteration. So equations with real work move (a product, a
 reduction, an exp), with everything behind them; those that only move or scale elements stay, fused
 into the kernels that read them, and so do those that would read more memory outside than inside.
-What a product or a convolution reads is in memory anyway, so elementwise work before one moves.
+Operands of products and convolutions are in memory anyway, so elementwise work before one moves.
 
 Inner loops go first: equations that leave them may then leave the outer ones too.
 """

@@ -1,4 +1,4 @@
-"""What the factors of float32 products are rounded to on GPUs, as JAX's words of precision say."""
+"""Rounding of float32 products' factors on GPUs, as JAX's words of precision ask for it."""
 
 from __future__ import annotations
 
