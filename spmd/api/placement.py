@@ -145,9 +145,8 @@ def _put(name: str, x: Any, place: Any) -> Any:
         if moved is not None:
             return moved
         if "collectives" in config.debug and not place.is_fully_addressable:
-            whole = replicas.Leaf(name, {"": [("", to_numpy(x))]})
             what = f"{current_source()}: device_put"
-            replicas.compare(world.world(), [whole], what, replicas.HOST_VALUES)
+            replicas.compare_host_values(world.world(), {name: x}, what)
         return shard_value(to_numpy(x), aval, place, process_index())
     advice = "; a NamedSharding says how to split over it" if isinstance(place, Mesh) else ""
     raise ArgumentError(

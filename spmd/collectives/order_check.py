@@ -17,6 +17,7 @@ from spmd.base.record import field, record, replace
 from spmd.base.source import Source
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Names, Var, format_eqn, subjaxprs
+from spmd.core.rewrite import dce
 from spmd.transport.call_signature import digest_of, ranks_text
 from spmd.transport.checked import CheckedCommunicator
 from spmd.transport.origin import Origin
@@ -220,14 +221,8 @@ def order_of(
 
 def needed(whole: ClosedJaxpr) -> ClosedJaxpr:
     """The equations that the results depend on: others, such as prints, may be one rank's own."""
-    jaxpr = whole.jaxpr
-    read: set[Any] = {v for v in jaxpr.outvars if isinstance(v, Var)}
-    found = []
-    for eqn in reversed(jaxpr.eqns):
-        if not read.isdisjoint(eqn.outvars):
-            found.append(eqn)
-            read.update(v for v in eqn.invars if isinstance(v, Var))
-    return ClosedJaxpr(jaxpr.replace(eqns=found[::-1]), whole.consts)
+    used = [True] * len(whole.jaxpr.outvars)
+    return ClosedJaxpr(dce(whole.jaxpr, used, keeps_effects=False)[0], whole.consts)
 
 
 def with_equations(schedule: Schedule, whole: ClosedJaxpr) -> Schedule:

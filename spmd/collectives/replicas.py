@@ -6,13 +6,15 @@ the meshes of several processes does so with the arguments that each process has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from spmd.base.digest import blake2b
 from spmd.base.errors import ReplicaError
 from spmd.base.record import record
+from spmd.core.trace import to_numpy
 from spmd.transport.call_signature import ranks_text
 from spmd.transport.checked import CheckedCommunicator
 from spmd.transport.origin import Origin
@@ -22,7 +24,7 @@ ADVICE = (
     "Look for what each device or rank does in its own way: a random key that is not shared, "
     "gradients that are not averaged, a checkpoint that only some have read."
 )
-HOST_VALUES = (
+_HOST_VALUES = (
     "Every rank must pass the whole of the same value. Of rows that each rank has read for itself, "
     "make_array_from_process_local_data makes one array."
 )
@@ -37,6 +39,12 @@ class Leaf:
 
     name: str
     copies: dict[str, list[tuple[str, np.ndarray]]]
+
+
+def compare_host_values(world: CheckedCommunicator, values: Mapping[str, Any], what: str) -> None:
+    """Compare values, by name, that each rank must have the whole of; all raise the same."""
+    leaves = [Leaf(name, {"": [("", to_numpy(x))]}) for name, x in values.items()]
+    compare(world, leaves, what, _HOST_VALUES)
 
 
 def compare(

@@ -174,8 +174,10 @@ def hoist_tracers(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     return ClosedJaxpr(hoisted, [c for _, c in kept]), [c for _, c in moved]
 
 
-def dce(jaxpr: Jaxpr, used_outs: Sequence[bool]) -> tuple[Jaxpr, list[bool]]:
-    """Keep only what the used outputs and the effects need.
+def dce(
+    jaxpr: Jaxpr, used_outs: Sequence[bool], keeps_effects: bool = True
+) -> tuple[Jaxpr, list[bool]]:
+    """Keep only what the used outputs need, and the effects unless `keeps_effects` is False.
 
     Returns the smaller jaxpr, with unused outputs gone but all inputs kept, and which inputs it
     still uses.
@@ -184,7 +186,7 @@ def dce(jaxpr: Jaxpr, used_outs: Sequence[bool]) -> tuple[Jaxpr, list[bool]]:
     live: set[Any] = set(outvars)  # literals among them do no harm
     kept: list[Eqn] = []
     for eqn in reversed(jaxpr.eqns):
-        is_live = bool(eqn.effects)
+        is_live = keeps_effects and bool(eqn.effects)
         for v in eqn.outvars:
             is_live = is_live or v in live
         if is_live:

@@ -13,10 +13,10 @@ import numpy as np
 from spmd.base.config import config
 from spmd.base.context import state
 from spmd.base.device import Device, default_device, gpus
-from spmd.base.errors import DeviceError, ShardingError
+from spmd.base.errors import DeletedError, DeviceError, ShardingError
 from spmd.base.source import current_source
 from spmd.sharding.abstract_mesh import AxisType
-from spmd.sharding.array import Array, from_shards, replicated
+from spmd.sharding.array import Array, check_alive, from_shards, replicated
 from spmd.sharding.named import NamedSharding, SingleDeviceSharding
 from spmd.sharding.spec import Mesh, PartitionSpec
 
@@ -139,6 +139,27 @@ def check_in_scope(
                 f"and set_mesh has set {mesh}; along Explicit axes both must be one mesh. "
                 f"Lay it out over that one: device_put({name_of(k)}, P(...))"
             )
+
+
+def call_named(
+    what: str,
+    mesh: Mesh | None,
+    executable: Any,
+    leaves: Sequence[Any],
+    names: Callable[[], Sequence[str]],
+    wanted: Sequence[Any],
+) -> list[Any]:
+    """Call an executable, in the scope of a mesh if there is one; a DeletedError has names.
+
+    `what` is the function for users, `names()` are what they call the operands.
+    """
+    try:
+        if mesh is None:
+            return executable(leaves)
+        return call_in_scope(mesh, executable, leaves, names, wanted)
+    except DeletedError:
+        check_alive(what, leaves, names)
+        raise
 
 
 def call_in_scope(

@@ -22,7 +22,7 @@ from spmd.base.background import is_ending
 from spmd.base.config import config
 from spmd.base.context import busy, state
 from spmd.base.device import Device, devices
-from spmd.base.errors import ArgumentError, DeletedError, ShardingError
+from spmd.base.errors import ArgumentError, ShardingError
 from spmd.base.record import field, record
 from spmd.base.source import current_source
 from spmd.base.traceback_filter import simplify
@@ -57,7 +57,7 @@ from spmd.core.rewrite import dce, drop_inputs, eval_closed, hoist_tracers, prun
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
 from spmd.core.trace_once import forget_traces
-from spmd.sharding.array import check_alive, check_donated, note_place, warn_unusable
+from spmd.sharding.array import check_donated, note_place, warn_unusable
 from spmd.sharding.call_cache import FastCalls, compared, hook, no_match, noting_device
 from spmd.sharding.constraint import (
     as_sharding,
@@ -73,7 +73,7 @@ from spmd.sharding.constraint import (
 from spmd.sharding.mesh_scope import mesh_in_scope
 from spmd.sharding.named import Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import (
-    call_in_scope,
+    call_named,
     device_of,
     guards_moves,
     layouts_of,
@@ -303,7 +303,7 @@ class JitFunction:
             check_donated(what, split.leaves, executable.donated, names, entry.closed.jaxpr)
         looks = config.debug_nans or config.debug_infs
         given = kept_operands(split.leaves, executable.donated) if looks else split.leaves
-        outs = _run(what, executable, split.leaves, names, entry)
+        outs = call_named(what, state.mesh, executable, split.leaves, names, entry.out_shardings)
         if looks:
             if not executable.is_map:  # a map looks for them itself, with all ranks
                 check_nans(entry.closed, self._signature.name, given, outs)
@@ -336,7 +336,8 @@ class JitFunction:
         check_donated(self._signature.what, leaves, executable.donated, names)
         looks = config.debug_nans or config.debug_infs
         given = kept_operands(leaves, executable.donated) if looks else leaves
-        outs = _run(self._signature.what, executable, leaves, names, entry)
+        what = self._signature.what
+        outs = call_named(what, state.mesh, executable, leaves, names, entry.out_shardings)
         if looks and not executable.is_map:
             check_nans(entry.closed, self._signature.name, given, outs)
         note_place(outs, self._home)
@@ -621,23 +622,6 @@ class JitFunction:
 
     def __repr__(self) -> str:
         return f"<jitted function {self._signature.name} at {self._signature.source}>"
-
-
-def _run(
-    what: str,
-    executable: Executable | MeshProgram,
-    leaves: list[Any],
-    names: Callable[[], Sequence[str]],
-    entry: Entry,
-) -> list[Any]:
-    """Run a program on arguments, which `names` names, over the mesh in scope if there is one."""
-    try:
-        if state.mesh is None:
-            return executable(leaves)
-        return call_in_scope(state.mesh, executable, leaves, names, entry.out_shardings)
-    except DeletedError:
-        check_alive(what, leaves, names)  # the error of the program does not know their names
-        raise
 
 
 def _specialised(

@@ -7,7 +7,7 @@ compiled = lowered.compile()    # callable, for these shapes only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from spmd.base.errors import (
     ArgumentError,
-    DeletedError,
     DeviceError,
     OptionError,
     ShardingError,
@@ -31,11 +30,11 @@ from spmd.core.aval import ShapedArray, ShapeDtypeStruct, typeof
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import dce, eval_closed
 from spmd.core.trace import Tracer
-from spmd.sharding.array import Array, check_alive, check_donated, note_place
+from spmd.sharding.array import Array, check_donated, note_place
 from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import (
     Layouts,
-    call_in_scope,
+    call_named,
     device_of,
     layouts_of,
     output_shardings_in_scope,
@@ -442,23 +441,13 @@ class Compiled(Stage):
             names = partial(self.traced.signature.leaf_names, args, kwargs)
             if True in self.executable.donated:
                 check_donated(what, leaves, self.executable.donated, names, self.traced.jaxpr.jaxpr)
-            return self.out_tree.unflatten(self._run(what, leaves, names))
+            mesh, wanted = self.traced.mesh, self.traced.out_shardings
+            outs = call_named(what, mesh, self.executable, leaves, names, wanted)
+            if mesh is None:
+                note_place(outs, self._place)
+            return self.out_tree.unflatten(outs)
         except Exception as error:
             simplify(error)
-            raise
-
-    def _run(self, what: str, leaves: list[Any], names: Callable[[], Sequence[str]]) -> list[Any]:
-        """Run the program on arguments, which `names` names."""
-        mesh = self.traced.mesh
-        try:
-            if mesh is not None:
-                wanted = self.traced.out_shardings
-                return call_in_scope(mesh, self.executable, leaves, names, wanted)
-            outs = self.executable(leaves)
-            note_place(outs, self._place)
-            return outs
-        except DeletedError:
-            check_alive(what, leaves, names)
             raise
 
     def _check_layouts(self, what: str, leaves: list[Any], args: Any, kwargs: Any) -> None:

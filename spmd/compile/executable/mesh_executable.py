@@ -310,15 +310,14 @@ class MeshExecutable(Executable):
     def _compare_host_values(self, leaves: Sequence[Any]) -> None:
         """Raise a ReplicaError on all ranks if an argument of the host differs between them."""
         first = len(leaves) - len(self.arg_names)
-        found = [
-            replicas.Leaf(self.arg_names[k - first] if k >= first else f"constant {k}", copies)
+        found = {
+            self.arg_names[k - first] if k >= first else f"constant {k}": x
             for k, x in enumerate(leaves)
             if type(x) is not Array or x.shards is None
-            for copies in ({"": [("", to_numpy(x))]},)
-        ]
+        }
         if found:
             what = f"{current_source()}: {self.name}: arguments of the host"
-            replicas.compare(world.world(), found, what, replicas.HOST_VALUES)
+            replicas.compare_host_values(world.world(), found, what)
 
     def check_nans(
         self, what: str, closed: ClosedJaxpr, operands: Any, outs: Any, whole: Whole | None
