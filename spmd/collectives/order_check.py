@@ -162,6 +162,12 @@ class Schedule:
         return f"{self.name} (called at {self.caller})"
 
     @property
+    def beginning(self) -> str:
+        """The program's first collective as the user wrote it, for ranks that do not compile it."""
+        first = next(iter(self.entries or self.exchanges), None)
+        return f"which begins with {first}" if first else ""
+
+    @property
     def law(self) -> str:
         """The text that must be the same on all ranks."""
         shapes = [aval for _, aval in self.arguments]
@@ -286,7 +292,7 @@ def agree(world: CheckedCommunicator, schedule: Schedule, whole: ClosedJaxpr | N
 
     `whole` is the program for one device that the compiler made it of, if it did.
     """
-    if not world.compare(schedule.digest, Origin(program=schedule.program)):
+    if not world.compare(schedule.digest, Origin(schedule.beginning, schedule.program)):
         told = schedule if whole is None else with_equations(schedule, whole)
         schedules = world.all_gather_object(told)
         # A code may differ in what no text shows, such as the order of a set: no error of the user.

@@ -27,7 +27,7 @@ CALL_BYTES = _LAYOUT.size
 assert CALL_BYTES == 256
 # Ranks must agree about these fields; the text after them names the program, for the report.
 LAW_BYTES = 96
-_ELLIPSIS = b" ..."
+_ELLIPSIS = b" ... "
 _OPS = (None, *ReduceOp)
 
 
@@ -86,7 +86,9 @@ def make_call(
     """A call and its packed form; equal calls from one origin are the same object."""
     texts = detail.encode(), str(origin).encode()
     # A long detail (the pairs of a big permutation) is cut for reading, but compared as a whole.
-    check = zlib.crc32(b"%d\0%b\0%b" % (origin.position, texts[0], origin.text.encode()))
+    # The ranks compare a new program by its digest, and only tell where it begins.
+    compared = b"" if kind is Kind.PROGRAM else origin.text.encode()
+    check = zlib.crc32(b"%d\0%b\0%b" % (origin.position, texts[0], compared))
     packed = _LAYOUT.pack(
         kind,
         _OPS.index(op),
@@ -106,7 +108,11 @@ def digest_of(data: bytes) -> int:
 
 
 def _cut(text: bytes, size: int) -> bytes:
-    return text if len(text) <= size else text[: size - len(_ELLIPSIS)] + _ELLIPSIS
+    """The text in at most `size` bytes: its beginning names the call, its end the user's line."""
+    if len(text) <= size:
+        return text
+    end = 2 * size // 3
+    return text[: size - end - len(_ELLIPSIS)] + _ELLIPSIS + text[-end:]
 
 
 def read_call(packed: bytes) -> Call | None:

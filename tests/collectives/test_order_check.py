@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,14 @@ from spmd.base.errors import CollectiveError
 from spmd.base.record import replace
 from spmd.collectives.order_check import Schedule, agree, difference, needed, order_of
 from spmd.compile.passes.pipeline import PASSES_ACROSS, Report, run_passes
-from spmd.transport.call_signature import CALL_BYTES, LAW_BYTES, Kind, make_call, mismatch
+from spmd.transport.call_signature import (
+    CALL_BYTES,
+    LAW_BYTES,
+    Kind,
+    call_text,
+    make_call,
+    mismatch,
+)
 from spmd.transport.origin import Origin
 from spmd.transport.threads import LocalCommunicator, LocalGroup
 
@@ -186,7 +194,6 @@ def test_the_rest_of_the_differences_on_request(monkeypatch: pytest.MonkeyPatch)
 
 def _without_lines(text: str) -> str:
     """The text with this file's line numbers taken out, which change with every edit."""
-    import re
 
     return re.sub(r"test_order_check\.py:\d+", "test_order_check.py:N", text) + "\n"
 
@@ -216,7 +223,8 @@ def test_a_rank_alone_with_a_new_program_is_named():
     texts = LocalGroup(3).run(body)
     assert len(set(texts)) == 1
     assert "ranks 0, 1: psum f64[3] at train.py:7 in train" in texts[0]
-    assert "rank 2: a new program, step (called at train.py:30)" in texts[0]
+    begins = r"rank 2: a new program, which begins with psum .* at test_order_check.py:\d+ in step"
+    assert re.search(begins + r" \(called at train.py:30\)", texts[0])
     assert "Only rank 2 compiled a new program here" in texts[0]
 
 
@@ -284,4 +292,13 @@ def test_long_texts_are_cut_for_reading_and_compared_as_a_whole():
     ]
     assert calls[0].digest != calls[1].digest
     text = str(mismatch(3, [c.packed for c in calls]))
-    assert "collective #3 differs between ranks" in text and " ..." in text
+    assert "collective #3 differs between ranks" in text and " ... " in text
+
+
+def test_a_text_that_is_cut_keeps_the_call_and_the_line():
+    ring = ";".join(f"{k}>{(k + 1) % 99}" for k in range(99))
+    text = f"ppermute f32[3] over 'i' with perm={ring} at train.py:7"
+    call = make_call(Kind.PERMUTE, None, "float32", 3, "", Origin(text, "step (called at a.py:9)"))
+    shown = call_text(call.packed)
+    assert shown.startswith("ppermute f32[3] over 'i' with perm=0>1;")
+    assert shown.endswith("at train.py:7 in step (called at a.py:9)")
