@@ -129,7 +129,7 @@ def _put(name: str, x: Any, place: Any) -> Any:
     if isinstance(place, Device):
         if isinstance(x, Array) and x.shards is None and x.committed and x.device is place:
             return x
-        if place.platform == "cuda" and isinstance(x, Array) and not x.ptr:
+        if place.platform == "gpu" and isinstance(x, Array) and not x.ptr:
             if x.shards is None:
                 return cuda_backend.moved(x, place)
             moved = redistribute.between_gpus(x, SingleDeviceSharding(place))
@@ -166,7 +166,7 @@ def _in_memory(x: Any, space: MemorySpace) -> Any:
 def _begin_move(x: Array) -> None:
     """Let values of the host move to their GPUs now, beside what these compute."""
     for shard in x.shards or (x,):
-        if shard.ptr and shard.device.platform == "cuda":
+        if shard.ptr and shard.device.platform == "gpu":
             cuda_backend.BACKEND.operand(shard, shard.aval, shard.device)
 
 
@@ -191,7 +191,7 @@ def _moved(x: Any, place: Sharding) -> Array | None:
     if type(x) is not Array or not is_evaluated():
         return None
     if x.shards is None:
-        return redistribute.between_gpus(x, place) if x.device.platform == "cuda" else None
+        return redistribute.between_gpus(x, place) if x.device.platform == "gpu" else None
     now, spec = x.sharding, None
     if isinstance(now, NamedSharding) and isinstance(place, NamedSharding):
         same = now.mesh.flat_devices() == place.mesh.flat_devices()
@@ -306,7 +306,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
 
 def _as_row(x: Any, device: Device) -> Array:
     """A value on a device, behind a dim of size 1; one of a GPU is copied from there."""
-    if type(x) is Array and device.platform == "cuda" and not x.ptr:
+    if type(x) is Array and device.platform == "gpu" and not x.ptr:
         row = _put("shards", x, device)
         return from_memory(
             row.ptr, row.owner, row.aval.update(shape=(1, *row.shape)), row._sharding

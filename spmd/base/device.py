@@ -17,32 +17,34 @@ from spmd.base.record import record
 class Device:
     """One CPU device or GPU of some process."""
 
-    __slots__ = ("device_kind", "id", "local_hardware_id", "platform", "process_index")
+    __slots__ = ("client", "id", "local_hardware_id", "platform", "process_index")
 
-    def __init__(self, id: int, platform: str, process_index: int, local_id: int, kind: str):
+    def __init__(self, id: int, client: Platform, process_index: int, local_id: int):
         self.id = id
-        self.platform = platform
+        # The platform that the device belongs to, which knows all its devices.
+        self.client = client
+        # JAX's name of the platform: "gpu", where the device's own name is "cuda:0".
+        self.platform = client.platform
         self.process_index = process_index
         self.local_hardware_id = local_id
-        self.device_kind = kind
 
     @property
-    def client(self) -> Platform:
-        """The platform that the device belongs to, which knows all its devices."""
-        return platforms[self.platform]
+    def device_kind(self) -> str:
+        """The name of a GPU, else "cpu"."""
+        return self.client.kind(self.local_hardware_id)
 
     def __repr__(self) -> str:
-        return f"{self.platform.capitalize()}Device(id={self.id})"
+        return f"{self.client.name.capitalize()}Device(id={self.id})"
 
     def __str__(self) -> str:
-        return f"{self.platform}:{self.id}"
+        return f"{self.client.name}:{self.id}"
 
     def memory_stats(self) -> dict[str, int] | None:
         """Counts of the device's memory in bytes; None for CPUs, as in JAX.
 
         Those of a GPU are `bytes_in_use`, `peak_bytes_in_use` and `bytes_limit`.
         """
-        return platforms[self.platform].memory_stats(self.local_hardware_id)
+        return self.client.memory_stats(self.local_hardware_id)
 
     def addressable_memories(self) -> list[Memory]:
         """The memories that arrays of the device can be in."""
@@ -136,7 +138,8 @@ config.on_update("platform", gpus.ask)
 class Platform:
     """How one kind of device is found: how many this process has, and its place among others.
 
-    `memory_stats` gives the counts of the memory of one of this process's devices, by its number.
+    `family` is JAX's name of such devices, "gpu" for those of CUDA. `kind` says what one of this
+    process's devices is, and `memory_stats` gives the counts of its memory, by its number.
     """
 
     def __init__(
@@ -144,14 +147,16 @@ class Platform:
         name: str,
         local_count: Callable[[], int],
         process: Callable[[], tuple[int, int]],
-        kind: str,
+        kind: Callable[[int], str],
+        family: str | None = None,
         memory_stats: Callable[[int], dict[str, int] | None] = lambda local_id: None,
     ):
         self.name = name
+        self.platform = family or name
+        self.kind = kind
         self.memory_stats = memory_stats
         self._local_count = local_count
         self._process = process
-        self._kind = kind
         self._known: dict[int, Device] = {}
         self._lists: dict[tuple[int, int, int], list[Device]] = {}
 
@@ -170,7 +175,7 @@ class Platform:
     def _device(self, id: int, process: int, local: int) -> Device:
         found = self._known.get(id)
         if found is None or found.process_index != process:
-            found = self._known[id] = Device(id, self.name, process, local, self._kind)
+            found = self._known[id] = Device(id, self, process, local)
         return found
 
     def process(self) -> tuple[int, int]:
@@ -178,12 +183,12 @@ class Platform:
         return self._process()
 
     # Programs for JAX read these of a device's client.
-    platform_version = runtime_type = "spmd"
+    runtime_type = "spmd"
 
     @property
-    def platform(self) -> str:
-        """The platform's name."""
-        return self.name
+    def platform_version(self) -> str:
+        """The platform's name, and who runs programs on it."""
+        return f"{self.name} spmd"
 
     def process_index(self) -> int:
         """The number of this process."""
@@ -211,8 +216,7 @@ def register_platform(platform: Platform) -> None:
 
 
 def _platform(backend: str | None) -> Platform:
-    name = backend or config.platform
-    name = "cuda" if name == "gpu" else name
+    name = canonicalize_platform(backend or config.platform)
     found = platforms.get(name)
     if found is None:
         known = ", ".join(sorted(platforms)) or "none"
@@ -221,6 +225,12 @@ def _platform(backend: str | None) -> Platform:
             "Set SPMD_PLATFORM to one of them."
         )
     return found
+
+
+def canonicalize_platform(name: str) -> str:
+    """The name of a platform as programs have it: "cuda" for "gpu", which is JAX's name for all."""
+    families = {each.platform: each.name for each in platforms.values()}
+    return families.get(name, name)
 
 
 def devices(backend: str | None = None) -> list[Device]:
@@ -303,12 +313,14 @@ def process_count(backend: str | None = None) -> int:
 
 
 def default_backend() -> str:
-    """Return the name of the platform in use: "cpu" or "cuda".
+    """Return the name of the platform in use, as its devices have it: "cpu" or "gpu".
+
+    Raises `DeviceError` if the setting `platform` names none.
 
     >>> spmd.default_backend()
     'cpu'
     """
-    return config.platform
+    return _platform(None).platform
 
 
 def too_few_devices(what: str, wanted: int, have: int) -> DeviceError:

@@ -31,5 +31,9 @@ def _memory_stats(device: int) -> dict[str, int]:
     return {"bytes_in_use": in_use, "peak_bytes_in_use": most, "bytes_limit": limit}
 
 
-register_platform(Platform("cpu", lambda: config.num_cpu_devices, _process, "cpu"))
-register_platform(Platform("cuda", _gpus, _process, "gpu", _memory_stats))
+def _gpu_name(device: int) -> str:
+    return cuda_driver.driver().facts(device).name
+
+
+register_platform(Platform("cpu", lambda: config.num_cpu_devices, _process, lambda device: "cpu"))
+register_platform(Platform("cuda", _gpus, _process, _gpu_name, "gpu", _memory_stats))

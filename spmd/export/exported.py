@@ -17,7 +17,7 @@ from spmd.api.compiled import jit
 from spmd.api.reverse import vjp as vjp_of
 from spmd.base import dtypes
 from spmd.base.config import config
-from spmd.base.device import default_backend
+from spmd.base.device import canonicalize_platform
 from spmd.base.errors import (
     ArgumentError,
     DtypeArgumentError,
@@ -69,7 +69,7 @@ def default_export_platform() -> str:
     >>> export.default_export_platform()
     'cpu'
     """
-    return default_backend()
+    return canonicalize_platform(config.platform)
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Exported:
         return tree_unflatten(self.out_tree, outs)
 
     def _check_platform(self) -> None:
-        used = default_backend()
+        used = canonicalize_platform(config.platform)
         left_out = DisabledSafetyCheck.platform() in self.disabled_safety_checks
         if used not in self.platforms and not left_out:
             raise ArgumentError(
@@ -325,7 +325,7 @@ def export(
     Their shapes may hold symbolic sizes, from `symbolic_shape`. The function is then traced at some
     sizes of the symbols, and the programs must agree up to numbers that are polynomials of them:
     an `ArgumentError` names the first place where they don't. `platforms` says where the file may
-    run; a program is compiled where it is loaded, so it serves "cpu" and "cuda" alike.
+    run; a program is compiled where it is loaded, so it serves "cpu" and "cuda" (or "gpu") alike.
 
     >>> from spmd import ShapeDtypeStruct, export, jit
     >>> shape = export.symbolic_shape("b, 2")
@@ -338,7 +338,7 @@ def export(
         fun_jit = jit(fun_jit)  # what JAX has as a jitted function: sin, softmax
     if not isinstance(fun_jit, JitFunction):
         raise ArgumentError(f"export: the function must be jitted, got {fun_jit!r}; use jit(f)")
-    where = tuple(platforms or ("cpu", "cuda"))
+    where = tuple(map(canonicalize_platform, platforms or ("cpu", "cuda")))
     unchecked = tuple(disabled_checks)
     for check in unchecked:
         if not isinstance(check, DisabledSafetyCheck):

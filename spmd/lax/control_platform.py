@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from spmd.base.device import default_backend
+from spmd.base.config import config
+from spmd.base.device import canonicalize_platform
 from spmd.base.errors import ArgumentError
 
 
@@ -14,18 +15,27 @@ def platform_dependent(
 ) -> Any:
     """Call the function given for the platform that programs run on, else `default`.
 
-    `per_platform` holds a function for each platform's name, and `args` are its arguments. A
-    program is traced for the platform that it runs on, so only that function is traced. All must
-    return the same structure, shapes and dtypes, which is not checked for those not called. Raises
-    `ArgumentError` if there is neither a function for the platform nor a `default`.
+    `per_platform` holds a function for each platform's name ("cpu", "cuda"), and `args` are its
+    arguments. A program is traced for the platform that it runs on, so only that function is
+    traced. All must return the same structure, shapes and dtypes, which is not checked for those
+    not called. Raises `ArgumentError` if there is neither a function for the platform nor a
+    `default`, for what is no function, and for "gpu", the name of several platforms.
 
     >>> lax.platform_dependent(2.0, cpu=lambda x: x + 1, cuda=lambda x: x + 2)
     3.0
     """
-    chosen = per_platform.get(default_backend(), default)
+    for name, function in (*per_platform.items(), ("default", default)):
+        if not callable(function) and (name, function) != ("default", None):
+            raise ArgumentError(f"platform_dependent: {name}= must be a function, got {function!r}")
+    if "gpu" in per_platform:
+        raise ArgumentError(
+            "platform_dependent: gpu= is the name of several platforms; use cuda= (or rocm=)"
+        )
+    used = canonicalize_platform(config.platform)
+    chosen = per_platform.get(used, default)
     if chosen is None:
         raise ArgumentError(
-            f"platform_dependent: nothing is given for {default_backend()!r}, only for "
+            f"platform_dependent: nothing is given for {used!r}, only for "
             f"{', '.join(per_platform) or 'no platform'}; give default="
         )
     return chosen(*args)

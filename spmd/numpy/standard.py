@@ -161,7 +161,7 @@ def _gpu_of(x: Any) -> int | None:
     if not isinstance(x, Array) or x.sharding.num_devices > 1:
         return None
     (device,) = x.devices()
-    return device.local_hardware_id if device.platform == "cuda" else None
+    return device.local_hardware_id if device.platform == "gpu" else None
 
 
 def cuda_array_interface(self: Array) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.base.device import Device
+from spmd.base.device import Device, platforms
 from spmd.errors import ArgumentError, DeviceError, ShapeError, ShardingError
 from spmd.sharding import Mesh, NamedSharding
 from spmd.sharding import PartitionSpec as P
@@ -42,7 +42,7 @@ class OfSeveral:
         grid = np.empty(np.shape(owners), dtype=object)
         mine = iter(spmd.devices())
         for k, (place, owner) in enumerate(np.ndenumerate(np.array(owners))):
-            grid[place] = next(mine) if owner == 0 else Device(100 + k, "cpu", owner, k, "cpu")
+            grid[place] = next(mine) if owner == 0 else Device(100 + k, platforms["cpu"], owner, k)
         self.mesh = Mesh(grid, ("a", "b"))
 
     def array(self, spec: P, part: np.ndarray, shape: Any = None) -> Any:

@@ -14,7 +14,7 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.base.device import Device
+from spmd.base.device import Device, platforms
 from spmd.errors import ArgumentError, DeviceError, ShardingError
 from spmd.sharding import (
     AbstractMesh,
@@ -39,7 +39,7 @@ def grid(*owners: Any) -> Mesh:
     mine = iter(spmd.devices())
     devices = np.empty(np.shape(owners), dtype=object)
     for k, (place, owner) in enumerate(np.ndenumerate(np.array(owners))):
-        devices[place] = next(mine) if owner == 0 else Device(100 + k, "cpu", owner, k, "cpu")
+        devices[place] = next(mine) if owner == 0 else Device(100 + k, platforms["cpu"], owner, k)
     return Mesh(devices, ("x", "y")[: devices.ndim])
 
 

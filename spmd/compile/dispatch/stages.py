@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spmd.base.device import canonicalize_platform
 from spmd.base.errors import (
     ArgumentError,
     DeviceError,
@@ -166,15 +167,18 @@ class Traced(Stage):
 
     @api_boundary
     def lower(self, *, lowering_platforms: Sequence[str] | None = None) -> Lowered:
-        """Run the compiler's passes. The platform is "cpu": an `ArgumentError` for others."""
-        for platform in lowering_platforms or ():
-            if platform != "cpu":
-                raise ArgumentError(
-                    f"{current_source()}: lower: lowering_platforms has {platform!r}; programs "
-                    "run on 'cpu', the only platform"
-                )
+        """Run the compiler's passes for the platform that the arguments are on.
+
+        Raises `ArgumentError` if `lowering_platforms` names another.
+        """
         report = pipeline.Report()
         backend = executable.backend_of(device_of(self.split.leaves))
+        for platform in lowering_platforms or ():
+            if canonicalize_platform(platform) != backend.platform:
+                raise ArgumentError(
+                    f"{current_source()}: lower: lowering_platforms has {platform!r}; programs are "
+                    f"lowered for where their arguments are, here {backend.platform!r}"
+                )
         final = pipeline.run_passes(self.program, report, backend.passes(pipeline.PASSES))
         return Lowered(self, final, report)
 

@@ -77,7 +77,7 @@ def between_gpus(x: Array, sharding: Sharding) -> Array | None:
         have = rectangles(x.sharding, x.shape)
     devices = list(dict.fromkeys([*have, *want]))
     mine = process_index()
-    if x.is_unreduced or any((d.platform, d.process_index) != ("cuda", mine) for d in devices):
+    if x.is_unreduced or any((d.platform, d.process_index) != ("gpu", mine) for d in devices):
         return None
     if any(not isinstance(shard.owner, DeviceMemory) for shard in shards.values()):
         return None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
 import spmd
-from spmd import P, lax
+from spmd import P, export, lax
 from spmd import numpy as snp
 from spmd.base.config import config
-from spmd.base.errors import DeviceError
+from spmd.base.errors import ArgumentError, DeviceError
 
 pytestmark = pytest.mark.usefixtures("gpus")
 
@@ -25,13 +27,57 @@ def assert_as_on_cpu(function, *args):
     found = spmd.jit(function)(*args)
     leaves = spmd.tree_util.tree_leaves
     for x, y in zip(leaves(found), leaves(on_cpu(function, *args)), strict=True):
-        assert x.device.platform == "cuda"
+        assert x.device.platform == "gpu"
         np.testing.assert_allclose(x, y, 1e-5, 1e-5)
 
 
 def test_devices_have_two_names():
     assert spmd.devices("gpu") == spmd.devices("cuda") == spmd.devices()
     assert [str(d) for d in spmd.devices()] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert repr(spmd.devices()[3]) == "CudaDevice(id=3)"
+
+
+def test_programs_are_told_of_gpus_as_jax_tells_them():
+    """JAX calls the platform "gpu", and CUDA by its name where a program depends on whose it is."""
+    gpu = spmd.devices()[1]
+    assert spmd.default_backend() == gpu.platform == gpu.client.platform == "gpu"
+    assert gpu.device_kind == "emulated GPU 1" and "cuda" in gpu.client.platform_version
+    for name in ("gpu", "cuda"):
+        with config.override("platform", name):
+            assert spmd.default_backend() == "gpu"
+            assert export.default_export_platform() == "cuda"
+        assert spmd.jit(lambda x: x + 1, backend=name)(2.0).device.platform == "gpu"
+    assert pickle.loads(pickle.dumps(gpu)) is gpu
+
+    def chosen(x):
+        return lax.platform_dependent(x, cpu=snp.sin, cuda=lambda x: x + 5, default=snp.cos)
+
+    assert spmd.jit(chosen)(2.0) == chosen(2.0) == 7
+    with pytest.raises(ArgumentError, match="gpu= is the name of several platforms; use cuda="):
+        lax.platform_dependent(2.0, gpu=snp.sin, default=snp.cos)
+    with pytest.raises(ArgumentError, match="default= must be a function, got 3"):
+        lax.platform_dependent(2.0, cuda=snp.sin, default=3)
+
+
+def test_what_is_exported_for_gpus_runs_there():
+    kind = spmd.ShapeDtypeStruct((3,), np.float32)
+    for name in ("gpu", "cuda"):
+        exported = export.export(spmd.jit(lambda x: x * 2), platforms=(name,))(kind)
+        assert exported.platforms == ("cuda",)
+        np.testing.assert_array_equal(exported.call(np.ones(3, np.float32)), [2, 2, 2])
+        with (
+            config.override("platform", "cpu"),
+            pytest.raises(ArgumentError, match=r"exported for the platforms \('cuda',\)"),
+        ):
+            exported.call(np.ones(3, np.float32))
+
+
+def test_programs_are_lowered_for_where_their_arguments_are():
+    traced = spmd.jit(lambda x: x + 1).trace(np.ones(3, np.float32))
+    for name in ("gpu", "cuda"):
+        assert traced.lower(lowering_platforms=(name,)).compile()(np.ones(3, np.float32))[0] == 2
+    with pytest.raises(ArgumentError, match="where their arguments are, here 'cuda'"):
+        traced.lower(lowering_platforms=("cpu",))
 
 
 def test_without_a_driver_there_are_none():
@@ -166,7 +212,7 @@ COLLECTIVES = {
 def test_collectives_between_devices(name):
     function, rows = COLLECTIVES[name], X.reshape(4, 6)
     found = spmd.pmap(function, axis_name="i")(rows)
-    assert {d.platform for d in found.devices()} == {"cuda"}
+    assert {d.platform for d in found.devices()} == {"gpu"}
     wanted = on_cpu(spmd.vmap(function, axis_name="i"), rows)
     np.testing.assert_allclose(found, wanted, 1e-5)
 

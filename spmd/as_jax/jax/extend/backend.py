@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spmd.as_jax.refuse import missing
-from spmd.base.device import default_backend, devices
+from spmd.base.device import canonicalize_platform, default_backend, devices
 from spmd.compile.dispatch.jit import clear_caches
 
 __all__ = [
@@ -32,4 +32,5 @@ def get_backend(platform: str | None = None) -> Any:
 
 def backends() -> dict[str, Any]:
     """The platforms that can be used, by name."""
-    return {default_backend(): get_backend()}
+    used = canonicalize_platform(default_backend())
+    return {name: get_backend(name) for name in dict.fromkeys((used, "cpu"))}
