@@ -62,6 +62,11 @@ class View:
         return self.last if open_call and not self.ended and not self.page.get("state") else None
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger stopped it, wherever it was."""
+        return not self.ended and self.look.get("state") in ("T", "t")
+
+    @property
     def phase(self) -> int:
         """The activity that it reports."""
         return self.page.get("phase", HOST)
@@ -135,10 +140,12 @@ def explain(views: Sequence[View], soon: float = 1.0) -> Verdict | None:
         for member in call.members
         if member not in ranks and member in by_rank
     }
+    # A rank that came to a collective and was stopped there keeps the others all the same.
+    stopped = {v.rank: v.waits_in for v in views if v.waits_in and v.is_stopped}
     findings = [
         judge(by_rank[rank], call, soon)
-        for rank, call in sorted(missing.items())
-        if by_rank[rank].waits_in is None
+        for rank, call in sorted((missing | stopped).items())
+        if by_rank[rank].waits_in is None or rank in stopped
     ]
     if not findings:
         findings = _crossed(waiting)
@@ -153,13 +160,14 @@ def _crossed(waiting: Sequence[tuple[Call, list[int]]]) -> list[Finding]:
         text = f"came to {call.place} like all others: data is under way, or lost"
         return [Finding(ranks[0], "in transit", text)]
     first = waiting[0][0]
-    return [
-        Finding(
-            rank, "different collective", f"came to {call.place} where others came to {first.place}"
-        )
-        for call, ranks in waiting[1:]
-        for rank in ranks
-    ]
+    found = []
+    for call, ranks in waiting[1:]:
+        places = call.place, first.place
+        if call.place == first.place:  # they are in the same loop, and not in the same round
+            places = f"{call.place} (call {call.number})", f"{first.place} (call {first.number})"
+        text = "came to {} where others came to {}".format(*places)
+        found += [Finding(rank, "different collective", text) for rank in ranks]
+    return found
 
 
 def judge(view: View, call: Call, soon: float) -> Finding:
@@ -186,7 +194,7 @@ def judge(view: View, call: Call, soon: float) -> Finding:
         return finding("left", f"left the program without coming to {call.place}")
     if view.page.get("state") == RAISED:
         return finding("raised", "raised an error and is ending")
-    if look.get("state") in ("T", "t"):
+    if view.is_stopped:
         held = f"in a debugger, {look['tracer']}" if look.get("tracer") else "by a signal"
         hint = "" if look.get("tracer") else f"; kill -CONT {look['pid']} lets it go on"
         return finding("stopped", f"is stopped {held}{hint}", bool(look.get("tracer")))

@@ -203,7 +203,8 @@ def order_of(
     names = [f"a value from outside, number {k}" for k in range(hoisted)] + list(jaxpr.arg_names)
     avals = [v.aval.update(weak_type=False, vma=frozenset()).short() for v in jaxpr.invars]
     if len(layouts) == len(avals):
-        avals = [f"{aval}, laid out by {text}" for aval, text in zip(avals, layouts, strict=True)]
+        pairs = zip(avals, layouts, strict=True)
+        avals = [f"{aval} on each device, laid out by {text}" for aval, text in pairs]
     found = list(collectives(final))
     entries = _named(list(collectives(traced)), jaxpr, jaxpr.arg_names)
     schedule = Schedule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from spmd.base.errors import CollectiveError
 from spmd.base.source import is_library, is_ours
 
 # Set by spmdrun: it prefixes all lines itself, and reads the report of a failure from this file.
@@ -17,6 +18,19 @@ def failure_text(rank: int, error: BaseException) -> str:
     said = f": {message[0]}" if message else ""
     where = user_line(error)
     return f"rank {rank}: {type(error).__name__}{' at ' + where if where else ''}{said}"
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The error that made a rank leave its path, if ranks disagreed while it was handled.
+
+    A `finally` or an `except` that calls a collective meets another one of the other ranks.
+    """
+    while isinstance(error, CollectiveError):
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is None:
+            break
+        error = before
+    return error
 
 
 def user_line(error: BaseException) -> str:

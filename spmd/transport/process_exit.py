@@ -26,7 +26,13 @@ from spmd.base.record import record
 from spmd.base.source import is_ours
 from spmd.base.traceback_filter import simplify_at_exit
 from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator
-from spmd.transport.failure_message import REPORT_FILE, failure_text, is_supervised, user_line
+from spmd.transport.failure_message import (
+    REPORT_FILE,
+    failure_text,
+    first_error,
+    is_supervised,
+    user_line,
+)
 from spmd.transport.flight_recorder import FLIGHT, LEFT, RAISED
 
 # Seconds for ranks in a wait to raise and report: they look every 50 ms at the latest.
@@ -83,8 +89,9 @@ class ExitHooks:
         if not self._handling.acquire(blocking=False):
             return  # another thread is ending the job already
         self._show(kind, error, trace)
-        self._write_report(error)
-        text = failure_text(self._rank, error)
+        first = first_error(error)
+        self._write_report(first)
+        text = failure_text(self._rank, first)
         if isinstance(error, PeerError):
             FLIGHT.end(RAISED, f"stopped: {error}")
         else:

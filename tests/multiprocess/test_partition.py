@@ -83,8 +83,8 @@ try:  # without a collective on rank 0
 except spmd.errors.CollectiveError as error:
     text = str(error)
     assert "argument batch['tokens'] differs:" in text, text
-    assert "rank 0: f32[2,8], laid out by P('x',)" in text, text
-    assert "rank 1: f32[8,2], laid out by P(None, 'x')" in text, text
+    assert "rank 0: f32[2,8] on each device, laid out by P('x',)" in text, text
+    assert "rank 1: f32[8,2] on each device, laid out by P(None, 'x')" in text, text
     assert "device_put(x, sharding)" in text, text
 else:
     raise AssertionError("ranks that lay an argument out differently")

@@ -89,6 +89,8 @@ class ControlBlocks:
             for odd in (0, 1)
         ]
         self.words[self.word(rank, PROCESS)] = os.getpid()
+        # told[parity]: the call that this rank's page describes, if Python wrote it
+        self._told: list[Call | None] = [None, None]
 
     def word(self, rank: int, which: int) -> int:
         """The index in `words` of one word of a rank's page."""
@@ -118,8 +120,11 @@ class ControlBlocks:
 
     def enter(self, sequence: int, call: Call) -> None:
         """Show the call this rank enters, its `sequence`-th."""
-        shown = self.digests[sequence & 1][self.rank]
-        if self.words[shown] != call.digest:  # most programs repeat few calls
+        odd = sequence & 1
+        shown = self.digests[odd][self.rank]
+        # Most programs repeat few calls. Calls of one digest may come from different lines.
+        if self.words[shown] != call.digest or self._told[odd] is not call:
+            self._told[odd] = call
             at = self._call_at(self.rank, sequence)
             self.bytes[at : at + CALL_BYTES] = call.packed
             self.words[shown] = call.digest

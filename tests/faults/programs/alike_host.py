@@ -19,7 +19,7 @@ import numpy as np
 
 import spmd
 import spmd.numpy as snp
-from spmd import lax, random
+from spmd import checkpoints, lax, random
 from tests.faults.corpus import alike
 
 X = np.ones((1, 3), np.float32)
@@ -377,6 +377,16 @@ def checkpoints_of_rank_0(rank):
         time.sleep(0.5)
     mean(X)
     assert np.array_equal(np.load(path)["w"], np.asarray(params))
+
+
+@alike(ranks=2, like="raised")
+def a_folder_that_is_not_shared(rank):
+    """Rank 0 has the checkpoint on its own disk, and sends it to rank 1."""
+    folder = os.path.join(tempfile.mkdtemp(), f"host-{rank}")
+    checkpoints.save(folder, 1, {"w": np.full(3, 2.0)})
+    found = checkpoints.restore(folder, like={"w": np.ones(3)})
+    assert found is not None and found[1]["w"].tolist() == [2.0] * 3
+    mean(X * found[0])
 
 
 @alike(ranks=3, like="mismatch")

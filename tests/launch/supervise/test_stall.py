@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from launch.flight.file import (
@@ -107,6 +109,24 @@ def test_a_closed_chain_is_a_difference():
     assert (
         verdict.ending() == "rank 0 was waiting in psum a.py:1; rank 1 was waiting in pmax a.py:2"
     )
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_rank_that_was_stopped_in_a_collective(ahead: int):
+    """It came to its call, as the others did, or to the one before theirs."""
+    view = waits(1)
+    view.look = {"state": "T", "tracer": "", "pid": 7}
+    next_call = dataclasses.replace(PSUM, number=41 + ahead)
+    verdict = explain([waits(0, next_call), view, waits(2, next_call)])
+    assert [(f.rank, f.kind) for f in verdict.findings] == [(1, "stopped")]
+    assert "is stopped by a signal" in verdict.findings[0].text
+
+
+def test_two_rounds_of_a_loop_are_told_apart():
+    verdict = explain([waits(0), waits(1, dataclasses.replace(PSUM, number=42)), waits(2)])
+    (finding,) = verdict.findings
+    came = "came to psum train.py:88 (call 42) where others came to psum train.py:88 (call 41)"
+    assert (finding.rank, finding.text) == (1, came)
 
 
 def test_nobody_waits():

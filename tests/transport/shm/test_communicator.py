@@ -13,6 +13,7 @@ import pytest
 
 from spmd.base.config import config
 from spmd.base.errors import CollectiveError, LaunchError, PeerError
+from spmd.transport.origin import Origin
 from spmd.transport.shm import layout as shm_layout
 from spmd.transport.shm import segment as shm_segment
 from spmd.transport.shm import wait as shm_wait
@@ -138,6 +139,24 @@ def test_different_collectives_are_reported_on_every_rank_and_leave_the_group_us
     assert "collective #0 differs between ranks" in texts[0]
     assert "ranks 0, 2: all_reduce(sum) of float32[4]" in texts[0]
     assert "rank 1: broadcast of float32[4] with root=0" in texts[0]
+
+
+def test_a_call_of_equal_law_is_told_from_the_line_it_has_now():
+    """The comparison of a second new program: nothing that the ranks compare before it differs."""
+
+    def body(comm):
+        assert comm.compare(7, Origin(program="first"))
+        comm.barrier()
+        try:
+            if comm.rank == 1:
+                comm.compare(8, Origin(program="second"))
+            else:
+                comm.barrier()
+        except CollectiveError as error:
+            return str(error)
+
+    texts = Ranks(2, body).run(timeout=10)
+    assert "rank 1: a new program, second" in texts[0] and "first" not in texts[0]
 
 
 def test_a_late_rank_is_named_with_its_last_call():
