@@ -24,10 +24,13 @@ from spmd.core.argument_names import (
     spread_over_arguments,
 )
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
+from spmd.core.explicit import hooks
 from spmd.core.mutable.cells import Cell, put_back, values_of
 from spmd.core.structural import broadcast_leading, move_dim
 from spmd.core.vmap import BatchAxis, batch_flat
 from spmd.lax.reduce import reduce_sum
+from spmd.sharding.named import NamedSharding
+from spmd.sharding.spec import PartitionSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,14 +95,15 @@ def vmap(
         size = mapped_size(what, names, avals, axes, axis_size)
         in_dims = [None if a is None else a % v.ndim for a, v in zip(axes, avals, strict=True)]
         flat_f = FlatFunction(fun, in_tree)
-        entry = _mapped_entry(what, names, avals, in_dims)
+        layout = _mapped_layout(what, names, avals, in_dims)
+        entry = None if layout is None else layout.spec[0]
         axis = BatchAxis(axis_name, size, spmd_names, entry=entry)
         outs, dims = batch_flat(flat_f, axis, flat, in_dims)
         tree = flat_f.out_tree
         assert tree is not None
         wanted = spread_over_structure(out_axes, tree, f"{what}: out_axes", "the output")
         placed = [
-            _place_out(what, k, x, d, want, size, sum_match)
+            _place_out(what, k, x, d, want, size, sum_match, layout)
             for k, (x, d, want) in enumerate(zip(outs, dims, wanted, strict=True))
         ]
         return tree_unflatten(tree, [as_array(x) for x in placed])
@@ -159,11 +163,12 @@ def _map_apart(
     return call
 
 
-def _mapped_entry(
+def _mapped_layout(
     what: str, names: Sequence[str], avals: Sequence[ShapedArray], at: Sequence[int | None]
-) -> Any:
-    """The `Explicit` axes that split the mapped dims; all that are split must be so alike."""
+) -> NamedSharding | None:
+    """How `Explicit` axes split the mapped dims; all that are split must be so alike."""
     found: Any = None
+    mesh: Any = None
     first = ""
     for name, aval, d in zip(names, avals, at, strict=True):
         if d is None or aval.explicit is None or aval.explicit.spec[d] is None:
@@ -174,12 +179,19 @@ def _mapped_entry(
                 f"{current_source()}: {what}: the mapped dim of {first} is split over {found!r} "
                 f"and that of {name} ({aval.short()}) over {entry!r}; reshard one of them"
             )
-        found, first = entry, first or name
-    return found
+        found, first, mesh = entry, first or name, aval.explicit.mesh
+    return None if found is None else NamedSharding(mesh, PartitionSpec(found))
 
 
 def _place_out(
-    what: str, k: int, x: Any, dim: int | None, want: Any, size: int, sum_match: bool
+    what: str,
+    k: int,
+    x: Any,
+    dim: int | None,
+    want: Any,
+    size: int,
+    sum_match: bool,
+    layout: NamedSharding | None,
 ) -> Any:
     if want is None:
         if dim is not None and sum_match:
@@ -196,6 +208,18 @@ def _place_out(
             f"{current_source()}: {what}: out_axes={want!r} for output {k}, whose result has "
             f"{ndim} dims; it must be an integer in [{-ndim}, {ndim})"
         )
-    if dim is None:
+    if dim is not None:
+        return move_dim(x, dim, want)
+    if layout is None:
         return broadcast_leading(x, size, want % ndim)
-    return move_dim(x, dim, want)
+    return move_dim(_repeated(x, size, layout), 0, want)
+
+
+def _repeated(x: Any, size: int, layout: NamedSharding) -> Any:
+    """A result that all examples share, along a new first dim that is split as those mapped are."""
+    out, own = broadcast_leading(x, size), typeof(x).explicit
+    if own is not None:
+        if set(layout.spec.all_axes()) & set(own.spec.all_axes()):
+            return out
+        layout = hooks.with_dim(own, 0, layout.spec[0])
+    return hooks.match(out, layout.explicit_part(typeof(out).ndim))

@@ -14,7 +14,7 @@ from typing import Any
 from spmd.base import dtypes
 from spmd.base.context import state
 from spmd.base.source import UNKNOWN, Source
-from spmd.core.aval import typeof
+from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import match_sharding, to_auto
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Linear, Refused, Zero
@@ -119,7 +119,7 @@ def _transpose_eqn(eqn: Eqn, values: dict[Var, Any], found: _Cotangents) -> None
         else:
             x = values.get(a)
             if x is None:
-                x = Linear(a.aval)
+                x = Linear(a.aval if prim.vma == "given" else _without_layout(a.aval))
             elif typeof(x).explicit is not None:
                 x = to_auto(x)
             operands.append(x)
@@ -130,6 +130,16 @@ def _transpose_eqn(eqn: Eqn, values: dict[Var, Any], found: _Cotangents) -> None
     for atom, x, ct in zip(eqn.invars, operands, in_cts, strict=True):
         if type(x) is Linear:
             found.add(atom, ct)
+
+
+def _without_layout(aval: ShapedArray) -> ShapedArray:
+    """A value's type for a rule: cotangents have no layouts, nor have zeros that it adds to them.
+
+    What devices of a map hold of a sum is no layout.
+    """
+    if aval.explicit is None or any(aval.manual_sets()):
+        return aval
+    return aval.strip_sharding()
 
 
 def transpose_jaxpr(

@@ -38,6 +38,13 @@ class BatchAxis:
     entry: Any = None
 
 
+def leading_axis(arrays: Sequence[Any], size: int) -> BatchAxis:
+    """The axis, without a name, of the first dims of arrays; it is split as those are."""
+    layouts = [typeof(x).explicit for x in arrays]
+    split = [s.spec[0] for s in layouts if s is not None and s.spec[0] is not None]
+    return BatchAxis(None, size, entry=split[0] if split else None)
+
+
 class BatchTracer(Tracer):
     """A value with a batched dim; its aval is that of one example."""
 

@@ -13,7 +13,7 @@ from spmd.base.tree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from spmd.base.util import api_boundary
 from spmd.core.aval import typeof
 from spmd.core.structural import reshape, to_front
-from spmd.core.vmap import BatchAxis, batch_flat
+from spmd.core.vmap import batch_flat, leading_axis
 from spmd.lax.arithmetic import add
 from spmd.lax.array import rev
 from spmd.lax.concatenate import concatenate
@@ -77,7 +77,7 @@ def _over_front(f: Callable[[Any], Any], xs: Any) -> Any:
         trees.append(out_tree)
         return outs
 
-    outs, dims = batch_flat(flat, BatchAxis(None, size), leaves, [0] * len(leaves))
+    outs, dims = batch_flat(flat, leading_axis(leaves, size), leaves, [0] * len(leaves))
     return tree_unflatten(trees[0], [to_front(x, d, size) for x, d in zip(outs, dims, strict=True)])
 
 

@@ -6,6 +6,7 @@ infinity for max), and max, min, argmax and argmin let NaN win.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.explicit import hooks, laid_out, lays_out_result
+from spmd.core.explicit import hooks, laid_out, lays_out_result, match_sharding
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Primitive, dims
 from spmd.core.structural import (
@@ -25,9 +26,10 @@ from spmd.core.structural import (
     reduce_sum,
     reduced_shape,
     reshape,
+    to_front,
 )
 from spmd.core.trace import unchanged
-from spmd.core.vmap import BatchAxis, batch_flat
+from spmd.core.vmap import batch_flat, leading_axis
 from spmd.lax.arithmetic import add, complex, div, imag, log, max, min, mul, real, sub
 from spmd.lax.convert import convert_element_type, stop_gradient
 from spmd.lax.elementwise import exp
@@ -411,6 +413,12 @@ def check_reduced(name: str, arrays: Sequence[Any], inits: Sequence[Any]) -> Non
             )
 
 
+def _along_first(f: Callable[..., Sequence[Any]], size: int, *arrays: Any) -> list[Any]:
+    """`f` of the slices along the first dim of arrays, whose size is `size`."""
+    outs, at = batch_flat(f, leading_axis(arrays, size), arrays, [0] * len(arrays))
+    return [to_front(out, d, size) for out, d in zip(outs, at, strict=True)]
+
+
 def combine_arrays(computation: Callable[..., Any], tree: Any) -> Callable[..., Any]:
     """A function of pytrees of scalars, as one of two tuples of arrays, element by element."""
 
@@ -421,13 +429,10 @@ def combine_arrays(computation: Callable[..., Any], tree: Any) -> Callable[..., 
 
     def combine(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
         shape = typeof(left[0]).shape
-        size = math.prod(shape)
-        flat = [reshape(v, (size,)) for v in (*left, *right)]
-        outs, at = batch_flat(on_scalars, BatchAxis(None, size), flat, [0] * len(flat))
-        return tuple(
-            reshape(out, shape) if d is not None else broadcast_in_dim(out, shape, ())
-            for out, d in zip(outs, at, strict=True)
-        )
+        along = on_scalars
+        for size in reversed(shape):  # a dim at a time: the flat arrays may lie otherwise
+            along = functools.partial(_along_first, along, size)
+        return tuple(along(*left, *right))
 
     return combine
 
@@ -445,7 +450,9 @@ def _reduce_any(
     start = tuple(broadcast_in_dim(init, kept, ()) for init in inits)
     if typeof(columns[0]).shape[0] == 0:
         return list(start)
-    return list(combine(start, _halved(combine, columns)))
+    parts = _halved(combine, columns)
+    laid = tuple(match_sharding(x, typeof(y)) for x, y in zip(start, parts, strict=True))
+    return list(combine(laid, parts))
 
 
 def logsumexp(operand: Any, axes: Sequence[int]) -> Array:

@@ -16,6 +16,7 @@ from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.explicit import match_sharding
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Dims, Primitive, linear
 from spmd.core.structural import broadcast_in_dim
@@ -135,7 +136,8 @@ def _reduce_by_slices(
             pairs = [combine(*taps[k : k + 2]) for k in range(0, len(taps) - 1, 2)]
             taps = pairs if len(taps) % 2 == 0 else [*pairs, taps[-1]]
         parts = taps[0]
-    return list(combine(start, parts))
+    laid = tuple(match_sharding(x, typeof(y)) for x, y in zip(start, parts, strict=True))
+    return list(combine(laid, parts))
 
 
 def _tap(parts: Any, dim: int, first: int, count: int, stride: int) -> tuple[Any, ...]:

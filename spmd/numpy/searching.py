@@ -280,8 +280,8 @@ def diag(v: ArrayLike, k: int = 0) -> Array:
     n = typeof(v).shape[0]
     size = n + abs(k)
     zero = np.zeros((), typeof(v).dtype)
-    columns = lax.pad(v, zero, [(max(k, 0), max(-k, 0), 0)])
-    spread = lax.broadcast_in_dim(columns, (size, size), (1,))
+    rows = lax.pad(v, zero, [(max(-k, 0), max(k, 0), 0)])
+    spread = lax.broadcast_in_dim(rows, (size, size), (0,))
     return select(lax.eye(np.bool_, (size, size), k), spread, zero)
 
 

@@ -26,6 +26,8 @@ from spmd.lax.dot import dot_general_p
 from spmd.lax.dynamic import dynamic_slice_p, dynamic_update_slice_p
 from spmd.lax.fft import fft_p
 from spmd.lax.reduce import argmax_p, argmin_p
+from spmd.lax.reduce_window import reduce_window_max_p, reduce_window_min_p, reduce_window_sum_p
+from spmd.lax.reduce_window_select import select_and_gather_add_p, select_and_scatter_add_p
 from spmd.lax.slicing import pad_p, slice_p
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
 from spmd.sharding.named import NamedSharding
@@ -37,9 +39,10 @@ Split = tuple[tuple[Any, ...], ...]
 Avals = Sequence[ShapedArray]
 
 # The dims of which a part is as large as before, or smaller, and which stay split where that fits.
-_RESIZES = (slice_p, dynamic_slice_p, pad_p, split_p)
+_WINDOWS = (reduce_window_max_p, reduce_window_min_p, reduce_window_sum_p)
+_RESIZES = (slice_p, dynamic_slice_p, pad_p, split_p, fft_p, *_WINDOWS)
 # Their dims may be split although the parts of results are not made of those of operands alone.
-_KEEPS = (rev_p, fft_p, argmax_p, argmin_p)
+_KEEPS = (rev_p, argmax_p, argmin_p)
 _PRODUCTS = (dot_general_p, conv_general_dilated_p)
 _ATTENTION = (attention_p, attention_tangent_p, attention_grad_p)
 
@@ -216,6 +219,14 @@ def _resized(eqn: _Equation) -> list[Split]:
     return [eqn.splits[0] for _ in eqn.outs]
 
 
+def _selected(eqn: _Equation) -> list[Split]:
+    """The split of the array whose windows select; the other operand's is the same, or none."""
+    other, own = eqn.splits
+    if any(other) and other != own:
+        raise eqn.error("the operands are split in different ways")
+    return [own for _ in eqn.outs]
+
+
 def _convolved(eqn: _Equation) -> list[Split]:
     """Batch and spatial dims stay split where a kernel is whole, and its features are not split."""
     (lhs, rhs), numbers = eqn.splits[:2], eqn.params["dimension_numbers"]
@@ -335,6 +346,8 @@ _RULES: dict[Primitive, Callable[[_Equation], list[Split]]] = {
     conv_general_dilated_p: _convolved,
     dynamic_update_slice_p: _updated,
     reshape_p: _reshaped,
+    select_and_gather_add_p: _selected,
+    select_and_scatter_add_p: _selected,
     **dict.fromkeys(_RESIZES, _resized),
     **dict.fromkeys(_ATTENTION, _attended),
 }

@@ -142,6 +142,30 @@ PROGRAMS: dict[str, str] = {
     "jnp.convolve(a((8,), 'x'), jnp.ones(3), mode='same')": "float32[8@x]",
     "jnp.correlate(a((8,), 'x'), jnp.ones(3), mode='same')": "float32[8@x]",
     "lax.reduce_window(xr, np.float32(0.0), lax.add, (1, 2), (1, 2), 'VALID')": "float32[8@x,8]",
+    "lax.reduce_window(x, np.float32(0.0), lax.add, (2, 1), (2, 1), 'VALID')": "float32[4@x,16@y]",
+    "lax.reduce_window(x, np.float32(0.0), lax.add, (8, 1), (1, 1), 'VALID')": REFUSED,
+    "lax.reduce_window(xr, -np.float32(np.inf), lax.max, (3, 1), (1, 1), 'SAME')": (
+        "float32[8@x,16]"
+    ),
+    "lax.reduce_window(xc, np.float32(0), lambda a, b: jnp.logaddexp(a, b), (1, 4), (1, 4))": (
+        "float32[8,4@y]"
+    ),
+    "lax.reduce((x, x), (np.float32(0), np.float32(0)), lambda a, b: (a[0] + b[1], a[1]), ())": (
+        "float32[8@x,16@y] float32[8@x,16@y]"
+    ),
+    "lax.reduce(xr, np.float32(0), lambda a, b: a + 2 * b, (1,))": "float32[8@x]",
+    "jax.grad(lambda x: lax.reduce_window(x, -np.inf, lax.max, (2, 1), (2, 1)).sum())(x)": (
+        "float32[8@x,16@y]"
+    ),
+    "jax.grad(lambda v: (xr.at[:, 0].set(v) ** 2).sum())(a((8,), 'x'))": "float32[8@x]",
+    "jax.grad(lambda x: (x.at[:, 0].set(x[:, 1]) ** 2).sum())(xr)": "float32[8@x,16]",
+    "jnp.concatenate([a((16,), 'x')[None], a((4, 16), None, 'x')[:-1]])": "float32[4,16@x]",
+    "jnp.diag(a((8,), 'x'))": "float32[8@x,8]",
+    "jnp.diag(a((8,), 'x'), 2)": "float32[10@x,10]",
+    "jnp.fft.irfft(xr, axis=0)": "float32[14@x,16]",
+    "jnp.fft.rfft(xr, axis=0)": REFUSED,
+    "jax.vmap(lambda r: jnp.ones(3))(xr)": "float32[8@x,3]",
+    "jax.vmap(lambda r: jnp.zeros_like(a((8,), 'y')), out_axes=1)(xr)": "float32[8@y,8@x]",
     "jax.random.normal(jax.random.key(0), (8, 4), out_sharding=P('x'))": "float32[8@x,4]",
     "jax.random.uniform(jax.random.key(0), (8, 4))": "float32[8,4]",
     "lax.broadcasted_iota(np.int32, (8, 4), 0, out_sharding=P('x'))": "int32[8@x,4]",
@@ -183,6 +207,7 @@ TRACED: dict[str, str] = {
 
 # JAX refuses these, for which one answer moves no bytes.
 KINDER: dict[str, str] = {
+    "jax.vmap(lambda r: jnp.zeros_like(a((8,), 'x')))(xr)": "float32[8,8@x]",
     "n[ix]": "float32[8@x,16]",
     "xc[ix]": "float32[8@x,16@y]",
     "x.at[0].set(1.0)": "float32[8@x,16@y]",
