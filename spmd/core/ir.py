@@ -6,6 +6,7 @@ values of its constants. Both are never changed after they are made; passes buil
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -117,6 +118,7 @@ class Jaxpr:
     """Equations in order, with the variables that come in and the atoms that go out."""
 
     __slots__ = (
+        "_by_primitive",
         "_nested",
         "_primitives",
         "arg_names",
@@ -145,8 +147,25 @@ class Jaxpr:
         self.name = name
         # As the user wrote them, of the last inputs; constants may have become inputs before them.
         self.arg_names = tuple(arg_names)
+        self._by_primitive: dict[Primitive, list[int]] | None = None
         self._nested: frozenset[Eqn] | None = None
         self._primitives: frozenset[str] | None = None
+
+    @property
+    def by_primitive(self) -> dict[Primitive, list[int]]:
+        """The equations of each primitive that it has, by number."""
+        if self._by_primitive is None:
+            found: defaultdict[Primitive, list[int]] = defaultdict(list)
+            for k, eqn in enumerate(self.eqns):
+                found[eqn.prim].append(k)
+            self._by_primitive = dict(found)
+        return self._by_primitive
+
+    def eqns_of(self, *prims: Primitive) -> list[tuple[int, Eqn]]:
+        """The equations of some primitives, in order, with their numbers."""
+        found, eqns = self.by_primitive, self.eqns
+        numbers = [k for prim in prims if prim in found for k in found[prim]]
+        return [(k, eqns[k]) for k in sorted(numbers)]
 
     @property
     def nested(self) -> frozenset[Eqn]:
@@ -159,7 +178,7 @@ class Jaxpr:
     def primitives(self) -> frozenset[str]:
         """The names of its primitives, and of those in the jaxprs nested in it."""
         if self._primitives is None:
-            names = {eqn.prim.name for eqn in self.eqns}
+            names = {prim.name for prim in self.by_primitive}
             for eqn in self.nested:
                 for inner in bodies(eqn):
                     body = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
@@ -242,9 +261,7 @@ def _with_jaxprs(eqns: Sequence[Eqn]) -> list[Eqn]:
     """The equations with closed jaxprs among their parameters."""
     found = []
     for eqn in eqns:
-        params = eqn.params
-        for name in params:
-            value = params[name]
+        for value in eqn.params.values():
             kind = type(value)
             if kind is ClosedJaxpr or (kind is tuple and ClosedJaxpr in map(type, value)):
                 found.append(eqn)

@@ -148,9 +148,14 @@ def _names_in(code: CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
     while left:
         inner = left.pop()
         left += [part for part in inner.co_consts if isinstance(part, CodeType)]
-        for instruction in dis.get_instructions(inner):
-            if instruction.opname in ("STORE_DEREF", "DELETE_DEREF", "STORE_GLOBAL"):
-                written.add(instruction.argval)
-            elif instruction.opname == "LOAD_GLOBAL":
-                read.add(instruction.argval)
+        used = set(inner.co_code[::2])
+        if _LOADS_GLOBAL in used:
+            read.update(inner.co_names)  # attributes are among them, which does no harm
+        if not _WRITES.isdisjoint(used):
+            found = dis.get_instructions(inner)
+            written.update(x.argval for x in found if x.opcode in _WRITES)
     return tuple(sorted(read - written)), frozenset(written)
+
+
+_LOADS_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+_WRITES = frozenset([dis.opmap[n] for n in ("STORE_DEREF", "DELETE_DEREF", "STORE_GLOBAL")])

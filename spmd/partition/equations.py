@@ -193,7 +193,7 @@ def _carried_on(eqn: Eqn, x: Value, cell: Cell, sizes: Sizes) -> Value | None:
     return _reshaped(eqn, x, total_form(want), cell.axes, cell, sizes)
 
 
-def _crosses(old: Sequence[int], new: Sequence[int], have: Split, made: Split) -> bool:
+def _crosses(old: tuple[int, ...], new: tuple[int, ...], have: Split, made: Split) -> bool:
     """Whether a dim is split that is not the first of those that a reshape merges or cuts."""
     return any(
         any(split[d] for d in own[1:])

@@ -42,35 +42,29 @@ def _with_joins(jaxpr: Jaxpr) -> Jaxpr:
 
     The derivative of sections, as of the gates of an LSTM, is such a sum. One exchange joins them.
     """
-    if pad_p.name not in jaxpr.primitives or add_any_p.name not in jaxpr.primitives:
-        return jaxpr
-    uses = Counter(chain(*[eqn.invars for eqn in jaxpr.eqns], jaxpr.outvars))
     # Of each sum, and of each of its terms: the padded rows, by the first, and their dim.
     terms: dict[Any, tuple[int, dict[int, Atom]]] = {}
+    for _, eqn in jaxpr.eqns_of(pad_p):
+        if (found := _padded_rows(eqn)) is not None:
+            terms[eqn.outvars[0]] = found
+    adds = jaxpr.eqns_of(add_any_p) if terms else []
+    if not any(terms.keys() >= set(eqn.invars) for _, eqn in adds):
+        return jaxpr
+    uses = Counter(chain(*[eqn.invars for eqn in jaxpr.eqns], jaxpr.outvars))
     eqns = list(jaxpr.eqns)
-    for k, eqn in enumerate(jaxpr.eqns):
-        if eqn.prim is pad_p:
-            if (found := _padded_rows(eqn)) is not None:
-                terms[eqn.outvars[0]] = found
-        elif eqn.prim is add_any_p:
-            parts = [terms.get(a) if uses[a] == 1 else None for a in eqn.invars]
-            one, other = parts
-            if (
-                one is None
-                or other is None
-                or one[0] != other[0]
-                or one[1].keys() & other[1].keys()
-            ):
-                continue
-            out, (d, rows) = eqn.outvars[0], (one[0], one[1] | other[1])
-            terms[out] = d, rows
-            first, parts = 0, []
-            while first in rows:
-                parts.append(rows[first])
-                first += rows[first].aval.shape[d]
-            if len(parts) == len(rows) and first == out.aval.shape[d]:
-                params = {"dimension": d}
-                eqns[k] = Eqn(concatenate_p, tuple(parts), (out,), params, source=eqn.source)
+    for k, eqn in adds:
+        one, other = [terms.get(a) if uses[a] == 1 else None for a in eqn.invars]
+        if one is None or other is None or one[0] != other[0] or one[1].keys() & other[1].keys():
+            continue
+        out, (d, rows) = eqn.outvars[0], (one[0], one[1] | other[1])
+        terms[out] = d, rows
+        first, parts = 0, []
+        while first in rows:
+            parts.append(rows[first])
+            first += rows[first].aval.shape[d]
+        if len(parts) == len(rows) and first == out.aval.shape[d]:
+            params = {"dimension": d}
+            eqns[k] = Eqn(concatenate_p, tuple(parts), (out,), params, source=eqn.source)
     return jaxpr.replace(eqns=tuple(eqns))
 
 

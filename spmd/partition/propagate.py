@@ -33,7 +33,7 @@ from spmd.lax.control_while import while_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.partition.accumulating import added_up, addends
 from spmd.partition.kinds import MOST_WAYS, Groups, Kind, Offer, Offers, kind_of
-from spmd.partition.rules import CHANGES_RANK, CONTRACTS, LEVELS, RENAMES
+from spmd.partition.rules import CONTRACTS, LEVELS, RENAMES
 from spmd.partition.strategies.reshaping import carried, may_reach_second
 from spmd.partition.strategies.rolling import rolls_of
 from spmd.partition.strategies.sections import sections_of
@@ -102,6 +102,8 @@ class Cell:
                 continue
             self.closed = _with(self.closed, d, True)
             self.put(d, spec.axes_of(d), by)
+        for link in self.links:
+            link.is_behind = True
 
     def put(self, d: int, axes: Axes, by: str) -> None:
         """Say which axes split a dim, whatever was said before."""
@@ -110,8 +112,6 @@ class Cell:
         have, said = self.axes, self.by
         self.axes = (*have[:d], axes, *have[d + 1 :])
         self.by = (*said[:d], by, *said[d + 1 :])
-        for link in self.links:
-            link.is_behind = True
 
     def _close_typed(self, sharding: NamedSharding) -> None:
         """Fix what a type says; along other axes than explicit ones dims may be split further."""
@@ -198,9 +198,9 @@ def even(cell: Cell, sizes: Mapping[Any, int]) -> Cell:
 class Link:
     """Cells whose dims with equal labels should be split alike: `groups` are these dims.
 
-    A link `is_behind` if one of its cells has got axes that others may have to get. The offers of
-    links of one kind depend on the layouts of their cells: `known` keeps them, for the sizes at
-    hand.
+    A link `is_behind` if one of its cells has got axes that others may have to get: it is told of
+    those that other links give, and knows of its own. The offers of links of one kind depend on the
+    layouts of their cells: `known` keeps them, for the sizes at hand.
     """
 
     __slots__ = ("cells", "groups", "is_behind", "known", "level", "queued")
@@ -213,12 +213,12 @@ class Link:
         self.level = level
         self.known = known
         self.queued = True  # by its level, when the turn of that comes
-        behind = False
+        self.is_behind = False
         for cell in cells:
             if cell.axes:  # a value without dims tells nothing
                 cell.links.append(self)
-                behind = behind or cell.is_split
-        self.is_behind = behind
+                if cell.is_split:
+                    self.is_behind = True
 
     def spread(self, sizes: Mapping[Any, int]) -> Sequence[Cell]:
         """Offer the axes of each label to all dims that have it; the cells that changed."""
@@ -310,6 +310,7 @@ class ShardLink(Link):
         for d, axes in enumerate(self.first):
             if outer.axes[d][: len(axes)] != axes:
                 outer.put(d, axes, outer.by[d])
+        self.is_behind = True
         for cell in self.cells:
             cell.barred = cell.barred | manual
 
@@ -321,6 +322,7 @@ class ShardLink(Link):
                 changed.append(inner)
             if outer.offer(d, (*first, *inner.axes[d]), sizes, inner.by[d]):
                 changed.append(outer)
+        self.is_behind = bool(changed)
         return changed
 
 
@@ -341,6 +343,7 @@ class CallbackLink(Link):
 
     def spread(self, sizes: Mapping[Any, int]) -> list[Cell]:
         found = [cell.axes for cell in self.operands]
+        self.is_behind = False
         if found == self.seen:
             return []
         self.seen = found
@@ -678,15 +681,23 @@ class Plan:
         The axes that a product decides spread through renamings of dims before the next product.
         """
         queues: list[deque[Link]] = [deque() for _ in range(LEVELS)]
+        waiting: list[list[Link]] = [[] for _ in range(LEVELS)]
+        for link in self.links:
+            waiting[link.level].append(link)
+        renaming, changing_rank, contracting = queues
         for level in range(LEVELS):
-            queues[level].extend([link for link in self.links if link.level == level])
-            while queue := queues[RENAMES] or queues[CHANGES_RANK] or queues[CONTRACTS]:
+            queues[level].extend(waiting[level])
+            while queue := renaming or changing_rank or contracting:
                 link = queue.popleft()
                 link.queued = False
                 if not link.is_behind:
                     continue
                 for cell in link.spread(self.sizes):
                     for other in cell.links:
+                        if other is not link:
+                            other.is_behind = True
+                        elif not link.is_behind:
+                            continue
                         if other.level <= level and not other.queued:
                             other.queued = True
                             queues[other.level].append(other)

@@ -26,7 +26,7 @@ from spmd.sharding.shard_map_rules import shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 # Programs with these name axes of the user's mesh inside.
-_NAME_AXES = frozenset((shard_map_p.name, custom_partitioning_p.name))
+_NAME_AXES = frozenset((shard_map_p, custom_partitioning_p))
 
 
 @record
@@ -86,13 +86,12 @@ def sub_axes_of(plan: Plan) -> SubAxes | None:
 
     `plan` has spread over the user's mesh, of which each axis is left to the compiler.
     """
-    mesh, closed = plan.mesh, plan.top.closed
+    mesh = plan.mesh
     if plan.sub_axes is not None or plan.uneven or not mesh.has_only(AxisType.Auto):
         return None
-    if reshape_p.name not in closed.jaxpr.primitives:
-        return None
-    if not _NAME_AXES.isdisjoint(closed.jaxpr.primitives):
-        return None
+    for scope in plan.scopes:
+        if not _NAME_AXES.isdisjoint(scope.closed.jaxpr.by_primitive):
+            return None
     cuts = _cuts_of(plan)
     parts: dict[Any, tuple[Any, ...]] = {}
     sizes: dict[Any, int] = {}
@@ -116,7 +115,7 @@ def sub_axes_of(plan: Plan) -> SubAxes | None:
 def _cuts_of(plan: Plan) -> dict[Any, set[int]]:
     """For each axis, into how many parts reshapes of the program would cut it."""
     cuts: dict[Any, set[int]] = {}
-    reshapes = [(s, e) for s in plan.scopes for e in s.closed.eqns if e.prim is reshape_p]
+    reshapes = [(s, e) for s in plan.scopes for _, e in s.closed.jaxpr.eqns_of(reshape_p)]
     for scope, eqn in reshapes:
         one, other = scope.of(eqn.invars[0]), scope.of(eqn.outvars[0])
         for a, b in ((one, other), (other, one)):

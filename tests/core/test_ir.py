@@ -88,3 +88,12 @@ def test_replace_makes_a_new_one():
     assert "mul" in str(eqn)
     with pytest.raises(AttributeError):
         eqn.prim = lax.add_p
+
+
+def test_equations_are_found_by_their_primitives_in_order():
+    jaxpr = spmd.make_jaxpr(lambda x: snp.sin(snp.exp(snp.sin(x)) * snp.cos(x)))(1.0).jaxpr
+    assert {p.name: numbers for p, numbers in jaxpr.by_primitive.items()} == {
+        "sin": [0, 4], "exp": [1], "cos": [2], "mul": [3],
+    }  # fmt: skip
+    found = jaxpr.eqns_of(lax.mul_p, lax.sin_p, lax.tan_p)
+    assert found == [(k, jaxpr.eqns[k]) for k in (0, 3, 4)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import weakref
 
@@ -112,3 +113,12 @@ def test_eval_shape_keeps_no_values_of_a_transformation():
     assert float(spmd.grad(outer)(1.0)) == 8
     with spmd.checking_leaks():
         assert float(spmd.jit(outer)(1.0)) == 16
+
+
+def test_code_that_writes_no_outer_name_is_not_disassembled(monkeypatch):
+    def refuse(code):
+        raise AssertionError(code)
+
+    monkeypatch.setattr(dis, "get_instructions", refuse)
+    total = lax.scan(lambda c, x: (c + snp.sin(x) * len(X), None), 0.0, X)[0]
+    assert np.isclose(float(total), 16 * np.sin(1))

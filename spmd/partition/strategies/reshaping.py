@@ -19,23 +19,25 @@ from spmd.core.aval import typeof
 from spmd.core.structural import reshape
 
 Axes = tuple[Any, ...]
-Shape = Sequence[int]
+Shape = tuple[int, ...]
 
 
 @record
 class Group:
     """Dims of two shapes that have one number of elements; dims of size 1 belong to none."""
 
-    old: tuple[int, ...]
-    new: tuple[int, ...]
+    old: Shape
+    new: Shape
 
 
-def groups(old: Shape, new: Shape) -> Iterator[Group]:
+@functools.lru_cache(maxsize=4096)
+def groups(old: Shape, new: Shape) -> tuple[Group, ...]:
     """The groups of a reshape of arrays that have elements.
 
-    >>> list(groups((6, 4), (2, 3, 4)))
-    [Group(old=(0,), new=(0, 1)), Group(old=(1,), new=(2,))]
+    >>> groups((6, 4), (2, 3, 4))
+    (Group(old=(0,), new=(0, 1)), Group(old=(1,), new=(2,)))
     """
+    found = []
     ins = [d for d, size in enumerate(old) if size != 1]
     outs = [d for d, size in enumerate(new) if size != 1]
     i = j = 0
@@ -48,14 +50,15 @@ def groups(old: Shape, new: Shape) -> Iterator[Group]:
                 left, i = left * old[ins[i]], i + 1
             else:
                 right, j = right * new[outs[j]], j + 1
-        yield Group(tuple(ins[first:i]), tuple(outs[start:j]))
+        found.append(Group(tuple(ins[first:i]), tuple(outs[start:j])))
+    return tuple(found)
 
 
 # ---- axes that a reshape carries on --------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=1024)
-def may_reach_second(old: tuple[int, ...], new: tuple[int, ...], devices: int) -> bool:
+def may_reach_second(old: Shape, new: Shape, devices: int) -> bool:
     """Whether so many devices may split more than the first dim of a group that has several."""
     if 0 in old:
         return False
@@ -75,7 +78,8 @@ def carried(
     """
     made: list[Axes] = [()] * len(new)
     for group in groups(old, new):
-        axes = _in_order(old, group.old, split, sizes)
+        if not (axes := _in_order(old, group.old, split, sizes)):
+            continue
         for d, own in zip(group.new, _dealt(axes, new, group.new, sizes)[0], strict=True):
             made[d] = own
     return tuple(made)
@@ -89,7 +93,8 @@ def cut_points(
     The rest of such an axis would split the next dim.
     """
     for group in groups(old, new):
-        axes = _in_order(old, group.old, split, sizes)
+        if not (axes := _in_order(old, group.old, split, sizes)):
+            continue
         dealt, last, left = _dealt(axes, new, group.new, sizes)
         used = sum(map(len, dealt))
         if used == len(axes) or left == 1 or last + 1 == len(group.new):
@@ -105,6 +110,8 @@ def _in_order(
     """The axes that cut the elements of a group into intervals: a dim behind one in whole parts."""
     found: Axes = ()
     for d in own:
+        if not split[d]:
+            break
         found += tuple(split[d])
         if math.prod(sizes[a] for a in split[d]) != shape[d]:
             break
@@ -171,7 +178,7 @@ def reshaped(
 
     `split` are the axes that split the dims of the result, and `part` is the shape of the part.
     """
-    found = list(groups(old, new))
+    found = groups(old, new)
     counts = [math.prod(sizes[a] for a in split[group.new[0]]) for group in found]
     whole = [_part(old, group.old, n) for group, n in zip(found, counts, strict=True)]
     x = reshape(x, whole)

@@ -50,7 +50,6 @@ class Roll:
 
 # The operations that make a part of a roll.
 _CUTS = (pad_p, slice_p, split_p)
-_CUTS_AND_JOINS = frozenset((*_CUTS, concatenate_p, add_any_p))
 
 
 def rolls_of(
@@ -62,12 +61,10 @@ def rolls_of(
     """
     makers: dict[Any, int] = {}
     found: dict[int, Roll | None] = {}
-    k = -1
-    for eqn in jaxpr.eqns:
-        k += 1
+    if jaxpr.by_primitive.keys().isdisjoint(_CUTS):
+        return found
+    for k, eqn in jaxpr.eqns_of(*_CUTS, concatenate_p, add_any_p):
         prim = eqn.prim
-        if prim not in _CUTS_AND_JOINS:
-            continue
         if prim in _CUTS:
             for v in eqn.outvars:
                 makers[v] = k

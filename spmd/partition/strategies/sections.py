@@ -19,10 +19,8 @@ from spmd.lax.slicing import slice_in_dim, slice_p
 def sections_of(jaxpr: Jaxpr) -> dict[int, list[int]]:
     """For each slice that is a section, all equations that are sections of its value, by number."""
     found: dict[Any, dict[int, int]] = {}
-    if slice_p.name not in jaxpr.primitives:
-        return {}
-    for k, eqn in enumerate(jaxpr.eqns):
-        if eqn.prim is slice_p and (cut := section(eqn)) is not None:
+    for k, eqn in jaxpr.eqns_of(slice_p):
+        if (cut := section(eqn)) is not None:
             d, start, size = cut
             found.setdefault((eqn.invars[0], d, size), {}).setdefault(start, k)
     made: dict[int, list[int]] = {}

@@ -26,22 +26,18 @@ _LOOPS = (scan_p, while_p, cond_p)
 def has_split_wraps(plan: Plan) -> bool:
     """Whether an array is padded with its own ends along a dim that mesh axes split."""
     for scope in plan.scopes:
-        jaxpr = scope.closed.jaxpr
-        if concatenate_p.name in jaxpr.primitives and slice_p.name in jaxpr.primitives:
-            for eqn, whole in wraps_of(jaxpr).values():
-                if scope.of(whole).axes[eqn.params["dimension"]]:
-                    return True
+        for eqn, whole in wraps_of(scope.closed.jaxpr).values():
+            if scope.of(whole).axes[eqn.params["dimension"]]:
+                return True
     return False
 
 
 def wraps_of(jaxpr: Jaxpr) -> dict[Var, tuple[Eqn, Atom]]:
     """The results of equations that pad an array with its own ends, with these and the arrays."""
-    makers: dict[Atom, Eqn] = {
-        v: eqn for eqn in jaxpr.eqns if eqn.prim is slice_p for v in eqn.outvars
-    }
+    makers: dict[Atom, Eqn] = {eqn.outvars[0]: eqn for _, eqn in jaxpr.eqns_of(slice_p)}
     found = {}
-    for eqn in jaxpr.eqns:
-        if eqn.prim is not concatenate_p or eqn.outvars[0].aval.explicit is not None:
+    for _, eqn in jaxpr.eqns_of(concatenate_p) if makers else ():
+        if eqn.outvars[0].aval.explicit is not None:
             continue
         d, atoms = eqn.params["dimension"], eqn.invars
         for k, whole in enumerate(atoms):
@@ -96,7 +92,7 @@ class _Rolls:
         self.jaxpr = jaxpr
         self.wraps = wraps
         self.ends = {a for eqn, whole in wraps.values() for a in eqn.invars if a is not whole}
-        self.slices = {e.outvars[0]: e for e in jaxpr.eqns if e.prim is slice_p}
+        self.slices = {e.outvars[0]: e for _, e in jaxpr.eqns_of(slice_p)}
         self.eqns: list[Eqn] = []
         self.known: dict[Any, Atom] = {}
         self.names: dict[Any, Atom] = {}
