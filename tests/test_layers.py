@@ -47,7 +47,7 @@ FLOORS = (
     "compile.native",
     "compile.cpu.math",
     "compile.cpu.codegen",
-    "compile.cpu.fourier compile.cpu.matmul compile.cpu.sort",
+    "compile.cpu.fourier compile.cpu.linalg compile.cpu.matmul compile.cpu.sort",
     "compile.cpu.assemble",
     "compile.cpu compile.cuda",
     "compile.executable",

@@ -7,11 +7,13 @@ be most of its first call's time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from spmd.base.config import config
 from spmd.compile.executable.backend import Backend
+from spmd.compile.lazy import factor_rules
 from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     attention,
     callback,
@@ -26,7 +28,7 @@ from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     same_bytes,
     sort,
 )
-from spmd.compile.lower.lowering import lower
+from spmd.compile.lower.lowering import Lowering, hints, lower, rule
 from spmd.compile.lower.mesh_layout import Topology
 from spmd.compile.lower.steps import Schedule
 from spmd.compile.native.program.frames import Frames
@@ -37,7 +39,7 @@ from spmd.compile.schedule.overlap_collectives import (
     summary,
 )
 from spmd.compile.schedule.share_work import share_work
-from spmd.core.ir import ClosedJaxpr
+from spmd.core.ir import ClosedJaxpr, Eqn, Var
 
 __all__ = [
     "frames_of",
@@ -76,3 +78,20 @@ def frames_of(schedule: Schedule, plan: Plan, devices: int) -> Frames:
     own = tuple(range(devices))
     outputs = tuple([own if b.homes is None else b.homes for b in schedule.outputs])
     return Frames(plan.arenas(devices), outputs, tuple(plan.shared_homes()))
+
+
+# ---- rules that few programs need --------------------------------------------------------------
+
+
+@rule("cholesky", "eigh", "lu", "qr", "solve", "svd", "triangular_solve")
+def factor(lowering: Lowering, eqn: Eqn) -> None:
+    """The step of a factorization."""
+    factor_rules.factor(lowering, eqn)
+
+
+@hints("eigh", "qr", "svd")
+def note_readers(
+    lowering: Lowering, eqn: Eqn, makers: dict[Var, Eqn], readers: Counter[Var]
+) -> None:
+    """Note which factors nothing reads: what is left takes LAPACK a part of the time."""
+    lowering.unread.update(var for var in eqn.outvars if not readers[var])

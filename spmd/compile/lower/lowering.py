@@ -51,7 +51,6 @@ ALIASES = frozenset(
     "reshape squeeze copy stop_gradient name pvary unvary sharding_constraint device_put".split()
 )
 
-
 T = TypeVar("T")
 
 

@@ -10,7 +10,7 @@ the kinds of this module by calls of machine code.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from spmd.base.record import field, record
 from spmd.base.source import UNKNOWN, Source
@@ -36,6 +36,9 @@ from spmd.compile.native.program.steps import (
     walk,
 )
 from spmd.core.aval import ShapedArray
+
+if TYPE_CHECKING:
+    from spmd.compile.kernel.factorization import Factorization
 
 # ---- buffers -----------------------------------------------------------------------------------
 
@@ -211,8 +214,21 @@ class Attend:
         return self.kernel.flops
 
 
+@record
+class Factor:
+    """Run a factorization over what it `reads`, so many refs, and what it writes, those behind."""
+
+    factorization: Factorization
+    reads: int
+    refs: tuple[Ref, ...]
+    name: str = "factor"
+    source: Source = UNKNOWN
+
+
 # The steps that name what is to be compiled; each has its `refs`, a name and a source.
-Compiled: TypeAlias = Launch | Multiply | Pack | Contract | Sort | SortRows | Fourier | Attend
+Compiled: TypeAlias = (
+    Launch | Multiply | Pack | Contract | Sort | SortRows | Fourier | Attend | Factor
+)
 
 Step: TypeAlias = (
     Compiled
@@ -233,7 +249,15 @@ def accesses(step: Step) -> list[tuple[Ref, bool]]:
     found: list[tuple[Ref, bool]] = []
     match step:
         case (
-            Launch() | Multiply() | Pack() | Contract() | Sort() | SortRows() | Fourier() | Attend()
+            Launch()
+            | Multiply()
+            | Pack()
+            | Contract()
+            | Sort()
+            | SortRows()
+            | Fourier()
+            | Attend()
+            | Factor()
         ):
             for ref, role in zip(step.refs, _roles(step), strict=True):
                 if role != "out":
@@ -272,6 +296,8 @@ def _roles(step: Compiled) -> list[str]:
             return ["in", "in", "out"]
         case Attend(kernel=kernel):
             return ["in"] * len(kernel.reads) + ["out"] * len(kernel.writes)
+        case Factor(reads=reads, refs=refs):
+            return ["in"] * reads + ["out"] * (len(refs) - reads)
 
 
 def accesses_inside(steps: Sequence[Step]) -> list[tuple[Ref, bool]]:
@@ -325,6 +351,8 @@ def _name(step: Step) -> str:
         case Attend(kernel=k):
             sizes = (k.batch, k.heads, k.groups, k.queries, k.keys, k.features)
             return f"{step.name} {k.part} {'x'.join(map(str, sizes))}"
+        case Factor(factorization=f):
+            return f"{step.name} {f.count}x{f.m}x{f.n}"
         case Multiply(product=p):
             return f"product {'x'.join(map(str, (*p.batch, p.m, p.n, p.k)))} {step.name}"
         case Pack(packing=p):

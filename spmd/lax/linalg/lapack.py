@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -34,6 +35,8 @@ _LEAST_THREADED, _MOST_ALONE = 24, 512
 
 # How libraries with integers of 64 bits call a routine; names without a mark do not say their size.
 _NAMES = ("scipy_{}_64_", "{}_64_")
+_SET_THREADS = "openblas_set_num_threads_local"
+_IN_CODE = rb"\0(\w+_64_|openblas_set_num_threads_local)(?=\0)"
 
 
 @cache
@@ -75,6 +78,47 @@ def _routine(name: str, dtype: str) -> Callable[..., Any] | None:
     return None
 
 
+def exported(name: str, dtype: str) -> str | None:
+    """The symbol of a routine of the library behind NumPy, for native code; None: has none.
+
+    `dtype` is its character.
+    """
+    for pattern in _NAMES:
+        symbol = pattern.format(_LETTERS[dtype] + name)
+        if hasattr(library(), symbol):
+            return symbol
+    return None
+
+
+def threads_symbol() -> str | None:
+    """The symbol of the function that sets the number of the library's threads; None: has none."""
+    return _SET_THREADS if hasattr(library(), _SET_THREADS) else None
+
+
+def addresses(code: bytes) -> dict[str, int]:
+    """The addresses of the library's functions that object code names.
+
+    Linkers do not see the library: if all of the process saw it, others with its names, as SciPy's
+    with integers of 32 bits, would call its functions in the place of their own.
+    """
+    names = {found.decode() for found in re.findall(_IN_CODE, code)}
+    places = {name: getattr(library(), name, None) for name in names}
+    casted = {name: ctypes.cast(place, ctypes.c_void_p).value for name, place in places.items()}
+    return {name: address for name, address in casted.items() if address}
+
+
+def room_for_svd(dtype: str, job: bytes, m: int, n: int) -> int:
+    """The elements of memory for work with which singular values are found quickest."""
+    routine = getattr(library(), exported("gesdd", dtype) or "")
+    found, info = np.zeros(1, dtype), np.zeros(1, np.int64)
+    rows, columns, one, asks = (ctypes.c_void_p(_number(x)) for x in (m, n, max(m, n), -1))
+    none, best, status = None, *(ctypes.c_void_p(_address(x)) for x in (found, info))
+    real = () if found.dtype.kind == "f" else (none,)
+    places = (none, one, none, none, one, none, one, best, asks, *real, none, status)
+    routine(ctypes.c_char_p(job), rows, columns, *places)
+    return int(found[0].real)
+
+
 # A routine's arguments, all of which are addresses.
 _ARGUMENTS = {"getrf": 6, "trsm": 11, "geqrf": 8, "orgqr": 9, "ungqr": 9}
 
@@ -112,7 +156,8 @@ class _Alone:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._inside -= 1
-            if not self._inside:
+            # Native code may have set it to one, too, and sets it back itself.
+            if not self._inside and self._before > 1:
                 set_threads()(self._before)
 
 
@@ -123,16 +168,21 @@ _AS_IT_IS = contextlib.nullcontext()
 @cache
 def set_threads() -> Callable[[int], int]:
     """Sets the number of the library's threads, and returns the one before."""
-    found = getattr(library(), "openblas_set_num_threads_local", None)
+    found = getattr(library(), _SET_THREADS, None)
     if found is None:
         return lambda count: count
     found.restype, found.argtypes = ctypes.c_int, [ctypes.c_int]
     return found
 
 
+def has_one_thread(rows: int) -> bool:
+    """Whether the library should have one thread for matrices of so many rows or columns."""
+    return _LEAST_THREADED <= rows <= _MOST_ALONE
+
+
 def few_threads(rows: int) -> Any:
     """The context for LAPACK's work on matrices of so many rows or columns."""
-    return _ALONE if _LEAST_THREADED <= rows <= _MOST_ALONE else _AS_IT_IS
+    return _ALONE if has_one_thread(rows) else _AS_IT_IS
 
 
 def lu_factors(a: np.ndarray, pivots: np.ndarray) -> bool:

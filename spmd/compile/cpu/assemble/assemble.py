@@ -28,10 +28,11 @@ from spmd.compile.cpu.sort.steps import sort_step
 from spmd.compile.cpu.sort.value_steps import shares_rows, values_steps
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
-from spmd.compile.lazy import fourier_plan
+from spmd.compile.lazy import factor_plan, fourier_plan
 from spmd.compile.lower.steps import (
     Compiled,
     Contract,
+    Factor,
     Fourier,
     Launch,
     Multiply,
@@ -151,6 +152,8 @@ class Builder(ProgramBuilder):
             case Fourier(transform=transform):
                 plan = transforming(transform)
                 made = fourier_plan.transform_step(plan, addresses, slots, name)
+            case Factor(factorization=factorization):
+                made = factor_plan.factor_step(factorization, addresses, slots, name)
             case Sort(rows=rows, size=size) if len(step.refs) > 1 and shares_rows(size):
                 return values_steps(addresses, (slots[0], *slots), rows, size, "u64", name)
             case Sort(rows=rows, size=size, kept=kept):

@@ -28,9 +28,10 @@ from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
 from spmd.compile.kernel.packing import Packing
 from spmd.compile.kernel.window_contraction import Contraction
-from spmd.compile.lazy import fourier_plan
+from spmd.compile.lazy import factor_plan, fourier_plan
 from spmd.compile.lower.steps import (
     Contract,
+    Factor,
     Fourier,
     Launch,
     Multiply,
@@ -45,7 +46,7 @@ from spmd.compile.native.llvm.compiler import host, loader
 from spmd.compile.native.llvm.vector_emitter import Target
 from spmd.compile.schedule.prepack_operands import packed_product
 
-Callee: TypeAlias = Kernel | Product | Packing | Contraction | Transform | Sort | SortRows
+Callee: TypeAlias = Kernel | Product | Packing | Contraction | Transform | Sort | SortRows | Factor
 
 
 @cache
@@ -91,7 +92,7 @@ def callee_of(step: Step) -> Callee | None:
             return step.contraction
         case Fourier():
             return step.transform
-        case Sort() | SortRows():
+        case Sort() | SortRows() | Factor():
             return step
     return None
 
@@ -137,6 +138,8 @@ class CalleeCompiler:
                 self._plan(contracting(callee))
             case Transform():
                 self.batch.add(*transforming(callee).texts, optimize=True)
+            case Factor(factorization=factorization):
+                self.batch.add(factor_plan.text_of(factorization), optimize=True)
             case Sort(size=size, refs=(_, _)) if shares_rows(size):
                 self.batch.add(text_for("u64", size, True), optimize=True)
             case Sort(kept=kept):

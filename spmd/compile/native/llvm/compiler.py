@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from spmd.base.config import config
 from spmd.base.fork import guard
 from spmd.base.record import record
-from spmd.compile.lazy import background_compile, sharing
+from spmd.compile.lazy import background_compile, lapack, sharing
 from spmd.compile.native.llvm.cores import available_cores
 from spmd.compile.native.llvm.linker import UnfamiliarError, link
 from spmd.compile.native.llvm.object_cache import entry_key, object_cache, source_digest
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 _MOVED = b"unit "
 # The attribute of coroutines, which LLVM splits where they suspend.
 COROUTINE = " presplitcoroutine "
+
+# In the symbols of functions that call the library behind NumPy.
+_OF_LAPACK = b"spmd_lapack_"
 
 # Held while texts are taken apart, compiled and loaded.
 _compiling = guard("loader")
@@ -391,10 +394,14 @@ class Loader:
         ]
         if not together:
             return
+        known: Mapping[str, int] = self._shared
+        for unit in together:
+            if _OF_LAPACK in unit.code:
+                known = {**known, **lapack.addresses(unit.code)}
         try:
-            tables = link([unit.code for unit in together], self._shared)
+            tables = link([unit.code for unit in together], known)
         except UnfamiliarError:
-            tables = self._link_by_llvm(together)
+            tables = self._link_by_llvm(together, known)
         for unit, table in zip(together, tables, strict=True):
             addresses = {s: Address.of(table[s], unit.key, s) for s in unit.symbols}
             self._loaded[unit.key] = addresses
@@ -402,12 +409,15 @@ class Loader:
         if len(together) < len(units):
             self._link([u for u in units if u.key not in self._loaded])
 
-    def _link_by_llvm(self, units: Sequence[_Unit]) -> list[Mapping[str, int]]:
+    def _link_by_llvm(
+        self, units: Sequence[_Unit], known: Mapping[str, int]
+    ) -> list[Mapping[str, int]]:
         """Load object code that `link` leaves to LLVM: the addresses of each unit's symbols."""
         builder = self._llvm.JITLibraryBuilder().add_current_process()
         defined = {symbol for unit in units for symbol in unit.symbols}
-        for symbol in {s for unit in units for s in called_by_code(unit.code)} - defined:
-            builder.import_symbol(symbol, self._shared[symbol])
+        called = {s for unit in units for s in called_by_code(unit.code)} - defined
+        for symbol in called.union(known.keys() - self._shared.keys()):
+            builder.import_symbol(symbol, known[symbol])
         for unit in units:
             builder.add_object_img(unit.code)
             for symbol in unit.symbols:

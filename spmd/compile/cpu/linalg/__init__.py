@@ -1,0 +1,1 @@
+"""Factorizations as native code: calls of LAPACK for each matrix of a stack."""
