@@ -2,15 +2,19 @@
 
 A block has the queries of one key head, those of all its query heads, so that keys and values are
 read once for a tile of them. The gradient of queries is a launch of the same kind; in that of keys
-and values a block has keys, and walks over the queries. `attention.cuh` has the loops; the text
-here says how a product becomes a score, and which keys queries may see.
+and values a block has keys, and walks over the queries. `attention.cuh` has the loops, and
+`tensor_attention.cuh` those of 16-bit floats, which tensor cores multiply; the text here says how a
+product becomes a score, and which keys queries may see.
 """
 
 from __future__ import annotations
 
+import math
+
 from spmd.base.record import record
 from spmd.compile.cuda.kernel import as_function
 from spmd.compile.cuda.launch import MOST_SHARED, Launch, Rendered
+from spmd.compile.cuda.tensor_product import CHUNK, DTYPES, WARP
 from spmd.compile.cuda.text import Text, linear
 from spmd.compile.kernel.attention import (
     FORWARD,
@@ -20,6 +24,7 @@ from spmd.compile.kernel.attention import (
     Extra,
     check_attention,
 )
+from spmd.compile.kernel.dtypes import itemsize
 
 SIDE = 16
 # Rows of a block and of the tiles that it walks over, the best first.
@@ -30,13 +35,29 @@ MOST_SUMS = {FORWARD: 64, QUERY_GRAD: 64, KEY_GRAD: 32}
 _CALLS = {FORWARD: "attend", QUERY_GRAD: "attend_query_grad", KEY_GRAD: "attend_key_grad"}
 
 
+# On tensor cores a thread has at most so many sums and scores, and a warp sums so many features.
+MOST_TENSOR_SUMS = 160
+MOST_FEATURES_OF_SUMS = {FORWARD: 256, QUERY_GRAD: 256, KEY_GRAD: 128}
+WARP_ROWS = 16
+
+
 @record
 class Tiling:
-    """Rows of a block and of the tiles that it walks over; shared bytes."""
+    """Rows of a block and of the tiles that it walks over; shared bytes; threads.
+
+    On tensor cores `parts` warps have the same rows, of all features each a part; else it is 0.
+    """
 
     own: int
     other: int
     shared: int
+    threads: tuple[int, int] = (SIDE, SIDE)
+    parts: int = 0
+
+
+def takes_tensor_cores(given: BlockedAttention) -> bool:
+    """Say whether tensor cores compute both products."""
+    return given.dtype in DTYPES
 
 
 def plan_attention(given: BlockedAttention) -> Tiling:
@@ -44,13 +65,44 @@ def plan_attention(given: BlockedAttention) -> Tiling:
     keys_own = given.part == KEY_GRAD
     rows = given.keys if keys_own else given.rows
     others = given.rows if keys_own else given.keys
+    plan = _tensor_tiling if takes_tensor_cores(given) else _tiling
     for own, other in TILES:
-        shared = _shared_bytes(given, own, other)
-        sums = own // SIDE * -(-given.features // SIDE) * (2 if keys_own else 1)
-        fits = shared <= MOST_SHARED and sums <= MOST_SUMS[given.part]
-        if (fits and own < 2 * rows and other < 2 * others) or (own, other) == TILES[-1]:
-            return Tiling(own, other, shared)
+        tiling = plan(given, own, other)
+        fits = tiling is not None and own < 2 * rows and other < 2 * others
+        if tiling is not None and (fits or (own, other) == TILES[-1]):
+            return tiling
     raise AssertionError("the last tiles fit everything")
+
+
+def _tiling(given: BlockedAttention, own: int, other: int) -> Tiling | None:
+    """The tiling of plain arithmetic, if it fits."""
+    shared = _shared_bytes(given, own, other)
+    sums = own // SIDE * -(-given.features // SIDE) * (2 if given.part == KEY_GRAD else 1)
+    if shared > MOST_SHARED or sums > MOST_SUMS[given.part]:
+        return None if (own, other) != TILES[-1] else Tiling(own, other, shared)
+    return Tiling(own, other, shared)
+
+
+def _tensor_tiling(given: BlockedAttention, own: int, other: int) -> Tiling | None:
+    """The tiling of tensor cores, if it fits: `tensor_attention.cuh` has the arrays."""
+    features = -(-given.features // WARP_ROWS) * WARP_ROWS
+    parts = -(-features // MOST_FEATURES_OF_SUMS[given.part])
+    chunks = features * itemsize(given.dtype) // CHUNK
+    chunks = next((n for n in (2, 4) if chunks <= n), -(-chunks // 8) * 8)
+    mine, tile = CHUNK * chunks * own, CHUNK * chunks * other
+    summed = features // parts * WARP_ROWS // WARP
+    scores = other * WARP_ROWS // WARP
+    match given.part:
+        case "forward":
+            shared, sums = mine + 4 * tile + 2 * 4 * own, summed + scores
+        case "query_grad":
+            shared, sums = 2 * mine + 4 * tile, summed + 2 * scores
+        case _:
+            shared = 2 * mine + 2 * (2 * tile + 3 * 4 * other)
+            sums = 2 * (summed + scores)
+    if shared > MOST_SHARED or sums > MOST_TENSOR_SUMS:
+        return None
+    return Tiling(own, other, shared, (own // WARP_ROWS * parts * WARP, 1), parts)
 
 
 def _shared_bytes(given: BlockedAttention, own: int, other: int) -> int:
@@ -83,26 +135,30 @@ def render_attention(given: BlockedAttention) -> Rendered:
     text.add(f"const int first = (int)blockIdx.x % {tiles} * {tiling.own};")
     _write_score(given, text)
     _write_near(given, text)
-    flags = [a.aligned and a.features % 4 == 0]
+    at_once = math.gcd(a.features, CHUNK // itemsize(a.dtype)) if a.aligned else 1
+    flags = [] if tiling.parts else [at_once % 4 == 0]
     if a.part != QUERY_GRAD:
         flags.append(_may_see_none(given))
     if a.part == FORWARD:
         flags.append(a.numbers)
     known = [str(n) for n in (tiling.own, tiling.other, a.features)]
+    known += [str(at_once), str(tiling.parts)] if tiling.parts else []
     known += ["true" if flag else "false" for flag in flags]
     arrays = [name for name in (*a.reads, *a.writes) if not name.startswith("extra")]
     arrays += [] if a.numbers else ["nullptr", "nullptr"]
     arrays = [f"(f32 *){name}" if name == "nullptr" else name for name in arrays]
     numbers = [] if a.part == FORWARD else [_literal(a.scale)]
-    given_to = ["(f32 *)shared", *arrays, "at", "first", *numbers, "score", "near"]
-    text.add(f"{_CALLS[a.part]}<{', '.join(known)}>(")
+    shared = "shared" if tiling.parts else "(f32 *)shared"
+    call = _CALLS[a.part] + ("_tensor" if tiling.parts else "")
+    given_to = [shared, *arrays, "at", "first", *numbers, "score", "near"]
+    text.add(f"{call}<{', '.join(known)}>(")
     text.add(f"    {', '.join(given_to)});")
     function = as_function(
         f"{a.part} of attention",
         [*(f"const {_dtype(a, name)} *{name}" for name in a.reads),
          *(f"{_dtype(a, name)} *{name}" for name in a.writes)],
         text,
-        Launch(a.batch * a.heads * tiles, (SIDE, SIDE), tiling.shared),
+        Launch(a.batch * a.heads * tiles, tiling.threads, tiling.shared),
         tuple(range(len(a.reads) + len(a.writes))),
         True,
         # One block of a multiprocessor is enough: ptxas would rather spill than have one only.

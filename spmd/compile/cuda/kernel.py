@@ -44,7 +44,10 @@ CHUNKS = Chunks(elements=4096, most=1024, enough_points=264)
 
 _HEADS = {
     name: Path(__file__).with_name(name).read_text(encoding="utf-8")
-    for name in ("scalar.cuh", "team.cuh", "tensor.cuh", "sort.cuh", "attention.cuh")
+    for name in (
+        *("scalar.cuh", "team.cuh", "tensor.cuh", "sort.cuh"),
+        *("attention.cuh", "tensor_attention.cuh"),
+    )
 }
 PRELUDE = "\n".join(_HEADS.values())
 

@@ -137,12 +137,17 @@ KINDS = [
     kernel_of((2, 1, 3, 20, 37, 24), causal=True, masks=(LENGTHS, QUERY_LENGTHS)),
     kernel_of((1, 1, 2, 18, 50, 9), window=(4, 3)),
     kernel_of((1, 2, 2, 20, 10, 40), "bf16", bias=HEADS),
+    # On tensor cores: several tiles, of which queries and keys see few, and queries none.
+    kernel_of((1, 1, 2, 35, 75, 20), "f16", window=(4, 3), masks=(LENGTHS,)),
 ]
 MORE = [
     kernel_of((1, 1, 1, 64, 70, 32), numbers=False),
     kernel_of((2, 1, 1, 7, 20, 72), "f16", bias=LENGTHS, masks=(ALL,), causal=True),
     kernel_of((1, 1, 1, 17, 17, 256), aligned=False),
     kernel_of((1, 1, 8, 1, 40, 128), "bf16"),
+    kernel_of((1, 1, 1, 40, 50, 200), "bf16", causal=True),
+    kernel_of((2, 1, 2, 18, 33, 15), "f16", aligned=False),
+    kernel_of((1, 1, 1, 70, 140, 64), "bf16", causal=True, numbers=False),
     kernel_of((1, 1, 1, 20, 20, 8), causal=True, shift=(False, False, False, True, False)),
 ]
 
@@ -169,8 +174,13 @@ def test_attention_gives_the_values_of_the_formula(more):
 def test_functions_fit_on_all_gpus_without_spills():
     kinds = [kernel_of((2, 4, 2, 512, 512, 64), part=part, causal=True) for part in PARTS]
     kinds += [kernel_of((2, 4, 2, 512, 512, 200))]
+    kinds += [
+        kernel_of((2, 4, 2, 512, 512, size), "bf16", part=part, causal=True, shift=QUERY_LENGTHS)
+        for size in (64, 256)
+        for part in PARTS
+    ]
     functions = [f for kind in kinds for f in render_attention(kind).functions]
-    for arch in ("sm_80", f"sm_{architectures()[-1]}"):
+    for arch in ("sm_80", "sm_90", f"sm_{architectures()[-1]}"):
         usage = compile_cubin(module_text(functions), arch).usage
         for function in functions:
             used = usage[function.symbol]
@@ -178,11 +188,22 @@ def test_functions_fit_on_all_gpus_without_spills():
             assert used.registers * function.launch.threads <= 65536
 
 
+@pytest.mark.parametrize("dtype", ("f32", "bf16"))
 @pytest.mark.parametrize("features", (1, 16, 33, 64, 128, 256))
-def test_tiles_fit_in_shared_memory(features):
+def test_tiles_fit_in_shared_memory(features, dtype):
     for part in PARTS:
-        tiling = plan_attention(kernel_of((1, 1, 1, 500, 500, features), part=part))
+        tiling = plan_attention(kernel_of((1, 1, 1, 500, 500, features), dtype, part=part))
         assert 0 < tiling.shared <= MOST_SHARED
+
+
+def test_tensor_cores_multiply_floats_of_16_bits():
+    for part in PARTS:
+        for dtype, count in (("bf16", 1), ("f16", 1), ("f32", 0)):
+            kernel = kernel_of((1, 1, 1, 64, 64, 64), dtype, part=part)
+            (function,) = render_attention(kernel).functions
+            assert function.text.count("_tensor<64, 64, 64, ") == count
+            # Four warps of 16 rows each, or 16 x 16 threads.
+            assert function.launch.threads == (128 if count else 256)
 
 
 @functools.cache
@@ -215,6 +236,52 @@ def test_a_removed_barrier_is_told(function, which):
         Emulator(case.rendered.functions, source).run(
             case.rendered, [x.copy() for x in case.arrays]
         )
+
+
+# What orders copies and threads in `tensor_attention.cuh`, by the function that it stands in.
+_ORDERS = re.compile(r"__syncthreads\(\);|commit_copies\(\);|wait_for_copies<0>\(\);")
+ORDERS = {
+    "attend_tensor": (FORWARD, (35, 75), 6),
+    "attend_query_grad_tensor": (QUERY_GRAD, (80, 20), 6),
+    "attend_key_grad_tensor": (KEY_GRAD, (20, 80), 6),
+}
+
+
+def without_each_order(function: str, case: Case) -> tuple[str, list[Rendered]]:
+    """A module with a copy of the function for each thing that it needs, without that one."""
+    start = PRELUDE.index(f"void {function}(")
+    start = PRELUDE.rindex("template <", 0, start)
+    whole = PRELUDE[start : PRELUDE.index("\n}\n", start) + 3]
+    (kernel,) = case.rendered.functions
+    copies, kernels = [], []
+    for number, found in enumerate(_ORDERS.finditer(whole)):
+        symbol = f"{kernel.symbol}_{number}"
+        broken = whole[: found.start()] + whole[found.end() :]
+        copies.append(broken.replace(function, f"{function}_{number}"))
+        text = kernel.text.replace(function, f"{function}_{number}")
+        text = text.replace(kernel.symbol, symbol)
+        kernels.append(Rendered((replace(kernel, symbol=symbol, text=text),)))
+    texts = [f.text for each in kernels for f in each.functions]
+    return "\n".join([PRELUDE, *copies, *texts]), kernels
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "attend_query_grad_tensor",
+        pytest.param("attend_tensor", marks=pytest.mark.nightly),
+        pytest.param("attend_key_grad_tensor", marks=pytest.mark.nightly),
+    ],
+)
+def test_each_barrier_and_wait_on_tensor_cores_is_needed(function):
+    part, (queries, keys), count = ORDERS[function]
+    case = case_of(kernel_of((1, 1, 1, queries, keys, 8), "bf16", part=part, window=(4, 3)))
+    source, mutants = without_each_order(function, case)
+    assert len(mutants) == count
+    emulator = Emulator([f for mutant in mutants for f in mutant.functions], source)
+    for mutant in mutants:
+        with pytest.raises(CudaError, match=r"no barrier between|nothing waits for that"):
+            emulator.run(mutant, [x.copy() for x in case.arrays])
 
 
 @pytest.mark.parametrize(

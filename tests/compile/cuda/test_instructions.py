@@ -120,6 +120,13 @@ def dot_of_bytes(x: int, y: int, total: int, left: str, right: str) -> int:
     return wrapped(total + sum(a * b for a, b in zip(*parts, strict=True)), "s32")
 
 
+def dot_of_halves(x: int, y: int, total: int, skipped: int, left: str, right: str) -> int:
+    """dp2a."""
+    halves = [wrapped(x >> shift, f"{left[0]}16") for shift in (0, 16)]
+    parts = [wrapped(y >> 8 * (skipped + k), f"{right[0]}8") for k in (0, 1)]
+    return wrapped(total + sum(a * b for a, b in zip(halves, parts, strict=True)), "s32")
+
+
 def inserted(x: int, into: int, start: int, length: int) -> int:
     """bfi.b32."""
     mask = (((1 << min(length & 255, 32)) - 1) << (start & 255)) & 0xFFFFFFFF
@@ -177,6 +184,10 @@ INTEGERS: dict[str, tuple[str, list[str], Callable[..., int | None]]] = {
         "s32", ["u32", "u32", "s32"], lambda x, y, z: dot_of_bytes(x, y, z, "s32", "s32")),
     "dp4a.u32.s32 %0, %1, %2, %3;": (
         "s32", ["u32", "u32", "s32"], lambda x, y, z: dot_of_bytes(x, y, z, "u32", "s32")),
+    "dp2a.lo.s32.u32 %0, %1, %2, %3;": (
+        "s32", ["u32", "u32", "s32"], lambda x, y, z: dot_of_halves(x, y, z, 0, "s32", "u32")),
+    "dp2a.hi.u32.s32 %0, %1, %2, %3;": (
+        "s32", ["u32", "u32", "s32"], lambda x, y, z: dot_of_halves(x, y, z, 2, "u32", "s32")),
     "prmt.b32 %0, %1, %2, %3;": ("u32", ["u32", "u32", "u32"], permuted),
     "lop3.b32 %0, %1, %2, %3, 0x96;": ("u32", ["u32"] * 3, lambda x, y, z: x ^ y ^ z),
     "lop3.b32 %0, %1, %2, %3, 0xE8;": (

@@ -46,20 +46,23 @@ def multiply(t: Thread, i: Instruction) -> None:
     t.write(i.operands[0], product)
 
 
-def dot_of_four(t: Thread, i: Instruction) -> None:
-    """`dp4a`: four products of the bytes of two numbers, added to a third.
+def dot_product(t: Thread, i: Instruction) -> None:
+    """`dp4a`, `dp2a`: products of the parts of two numbers, added to a third.
 
-    The compiler makes it of sums of products of 8-bit integers.
+    Four bytes by four bytes, or two halves by two bytes, the lower or the upper ones. The compiler
+    makes them of sums of products of narrow integers, and of products whose ranges it knows.
     """
-    _, left, right = i.opcode
+    *_, left, right = i.opcode
     into, *texts = i.operands
     x, y, total = (t.read(text, "i32") for text in texts)
-    for byte in range(4):
-        factors = (
-            t.cast(t.cast(v >> 8 * byte, "i8"), "i32", kind[0] == "s")
-            for v, kind in ((x, left), (y, right))
-        )
-        total = total + next(factors) * next(factors)
+    part, count = ("i16", 2) if i.opcode[0] == "dp2a" else ("i8", 4)
+    skipped = 2 if "hi" in i.opcode else 0
+
+    def factor(value: Value, type: str, at: int, ptx: str) -> Value:
+        return t.cast(t.cast(value >> width(type) * at, type), "i32", ptx[0] == "s")
+
+    for k in range(count):
+        total = total + factor(x, part, k, left) * factor(y, "i8", skipped + k, right)
     t.write(into, total)
 
 
@@ -261,7 +264,7 @@ HANDLERS: dict[str, Callable[[Thread, Instruction], None]] = {
     **dict.fromkeys(("popc", "clz"), count),
     "neg": negate,
     "abs": absolute,
-    "dp4a": dot_of_four,
+    **dict.fromkeys(("dp4a", "dp2a"), dot_product),
     "lop3": lop3,
     "shf": funnel,
     "brev": reverse,

@@ -97,6 +97,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], float
     "attention": (fused_attention, ((1, 64, 2, 32),) * 3, 1.05),
     "attention of two blocks": (fused_attention, ((1, 128, 1, 32),) + ((1, 64, 1, 32),) * 2, 1.35),
     "gradient of attention": (attention_grad, ((1, 64, 1, 32),) * 4, 1.05),
+    "attention, bfloat16": (fused_attention, ((1, 64, 2, 64),) * 3, 1.05),
+    "gradient of attention, bfloat16": (attention_grad, ((1, 64, 1, 64),) * 4, 1.05),
 }
 
 
@@ -149,7 +151,11 @@ def attention_arrays(kernel: BlockedAttention) -> list[tuple[str, int]]:
     keys = kernel.batch * kernel.heads * kernel.keys * kernel.features
     counts: dict[str, int] = dict.fromkeys(("top", "rest", "delta"), rows)
     counts |= dict.fromkeys(("q", "out", "ct", "dq"), rows * kernel.features)
-    return [("f32", counts.get(name, keys)) for name in (*kernel.reads, *kernel.writes)]
+    numbers = ("top", "rest", "delta")
+    return [
+        ("f32" if name in numbers else kernel.dtype, counts.get(name, keys))
+        for name in (*kernel.reads, *kernel.writes)
+    ]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
