@@ -8,12 +8,13 @@ call**, or the others wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from spmd.base.device import process_index
+from spmd.base.device import Device, process_index
 from spmd.base.dtypes import long_name
 from spmd.base.errors import ArgumentError, CollectiveError, ReplicaError, ShardingError
 from spmd.base.source import current_source
@@ -37,6 +38,7 @@ __all__ = [
     "broadcast_one_to_all",
     "global_array_to_host_local_array",
     "host_local_array_to_global_array",
+    "live_devices",
     "process_allgather",
     "sync_global_devices",
 ]
@@ -152,6 +154,38 @@ def sync_global_devices(name: str) -> None:
                 f"sync_global_devices: process 0 is at {told[0]!r} and process {rank} at "
                 f"{other!r}; all must pass the same name, in the same order"
             )
+
+
+@contextlib.contextmanager
+def live_devices(devices: Sequence[Device]) -> Iterator[list[Device]]:
+    """Run a block on the devices of processes that are alive, in the order of their ids.
+
+    These are all of `devices`: spmd ends a job of which a process has died. Entering and leaving
+    the block are meetings of all processes, so that all leave it alike: where it raises on one
+    process, the others raise `CollectiveError`. Raises `ArgumentError` without devices.
+
+    >>> with live_devices(spmd.devices()[:2]) as alive:
+    ...     print([d.id for d in alive])
+    [0, 1]
+    """
+    found = sorted(devices, key=lambda d: d.id)
+    if not found:
+        raise ArgumentError(
+            f"{current_source()}: live_devices: no devices are given; pass spmd.devices()"
+        )
+    sync_global_devices(f"live_devices({[d.id for d in found]})")
+    failure = None
+    try:
+        yield found
+    except Exception as error:
+        failure = error
+    text = None if failure is None else f"{type(failure).__name__}: {failure}"
+    told = bootstrap.world().all_gather_object(text, _origin("live_devices"))
+    if failure is not None:
+        raise failure
+    for rank, other in enumerate(told):
+        if other is not None:
+            raise CollectiveError(f"live_devices: the block has failed on process {rank}: {other}")
 
 
 # ---- parts of global arrays --------------------------------------------------------------------

@@ -138,6 +138,17 @@ multihost.sync_global_devices("here")
 raises(ReplicaError, "process 0 is at 'r0' and process 1 at 'r1'",
        multihost.sync_global_devices, f"r{rank}")
 
+# Blocks that all processes leave alike.
+with multihost.live_devices(spmd.devices()[::-1]) as alive:
+    assert alive == spmd.devices(), alive
+def fails_on_one():
+    with multihost.live_devices(spmd.devices()):
+        if rank == 1:
+            raise ZeroDivisionError("lost")
+kind, text = [(CollectiveError, "failed on process 1: ZeroDivisionError: lost"),
+              (ZeroDivisionError, "lost")][rank]
+raises(kind, text, fails_on_one)
+
 # Parts of global arrays.
 devices = np.array(spmd.devices(), dtype=object)
 mesh = Mesh(devices.reshape(2, 2), ("p", "d"))

@@ -14,6 +14,7 @@ from spmd.base.tree import tree_leaves
 from spmd.core.trace import Tracer
 from spmd.lax.callback import debug_callback, here
 from spmd.sharding.array import Array
+from spmd.sharding.constraint import inspect_sharding_p
 from spmd.sharding.named import SingleDeviceSharding
 
 
@@ -98,9 +99,10 @@ def visualize_array_sharding(arr: Any, **kwargs: Any) -> None:
 def inspect_array_sharding(value: Any, *, callback: Callable[[Any], None]) -> None:
     """Call `callback` with the sharding of an array, or of each array of a pytree.
 
-    In a traced function it is called when the function is traced: a program of `jit` holds each
-    value on one device. In the per-device code of `pmap` and `shard_map` a value is the shard of
-    one device; there the call comes when the program runs, for each device with its own.
+    In a traced function it is called when the program is compiled, with the layout that the value
+    has there; under `vmap` with that of all examples together. In the per-device code of `pmap`
+    and `shard_map` a value is the shard of one device; there the call comes when the program runs,
+    for each device with its own.
 
     >>> import spmd, spmd.numpy as snp
     >>> seen = []
@@ -116,7 +118,7 @@ def inspect_array_sharding(value: Any, *, callback: Callable[[Any], None]) -> No
                 f"{current_source()}: inspect_array_sharding needs arrays, got {leaf!r}"
             )
         elif all(frame.kind == "vmap" for frame in state.axes):
-            callback(SingleDeviceSharding(default_device()))
+            inspect_sharding_p.bind(leaf, callback=callback)
         else:
             debug_callback(_OfDevice(callback), leaf)
 

@@ -5,6 +5,7 @@ from spmd.multihost import (
     broadcast_one_to_all,
     global_array_to_host_local_array,
     host_local_array_to_global_array,
+    live_devices,
     process_allgather,
     sync_global_devices,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "broadcast_one_to_all",
     "global_array_to_host_local_array",
     "host_local_array_to_global_array",
+    "live_devices",
     "process_allgather",
     "reached_preemption_sync_point",
     "sync_global_devices",

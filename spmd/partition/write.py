@@ -36,6 +36,7 @@ from spmd.partition.untyped_maps import with_typed_maps
 from spmd.partition.values import Sizes, Value, form_of, literal, total_form, values_of, whole
 from spmd.partition.ways import is_exact
 from spmd.sharding.abstract_mesh import AxisType
+from spmd.sharding.constraint import INSPECTS, inspect_sharding_p
 from spmd.sharding.manual_sums import aval_with_sets
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.shard_map_rules import mesh_axes, piece_aval, shard_map_p, vary_outputs
@@ -195,7 +196,7 @@ def _written(plan: Plan, results: list[Cell], is_tried: bool = False) -> ClosedJ
         )
     outs = tuple(Var(a) for a in closed.out_avals)
     source = next((eqn.source for eqn in jaxpr.eqns), UNKNOWN)
-    eqn = Eqn(shard_map_p, operands, outs, params, jaxpr.effects, source)
+    eqn = Eqn(shard_map_p, operands, outs, params, jaxpr.effects - INSPECTS, source)
     made = jaxpr.replace(constvars=operands[: len(placed)], eqns=(eqn,), outvars=outs)
     return ClosedJaxpr(made, [value for value, _ in placed])
 
@@ -231,6 +232,20 @@ def as_spec(split: Split, in_full: bool = False) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
+def tell_layouts(plan: Plan) -> None:
+    """Call back with the layouts that a plan gives to values of which the program asks for them."""
+    finer = plan.sub_axes
+    mesh = plan.mesh if finer is None else finer.outer
+    for scope in plan.scopes:
+        for eqn in scope.closed.eqns:
+            if eqn.prim is not inspect_sharding_p:
+                continue
+            (atom,) = eqn.invars
+            cell = scope.cells[atom] if isinstance(atom, Var) else Cell(atom.aval)
+            cell = even(cell if finer is None else finer.whole(cell), mesh.shape)
+            eqn.params["callback"](NamedSharding(mesh, as_spec(cell.axes)))
+
+
 def _can_partition(closed: ClosedJaxpr, mesh: Mesh) -> bool:
     """Whether all maps of a program are over the mesh, and only calls and checks have effects."""
     if not closed.jaxpr.effects and shard_map_p.name not in closed.jaxpr.primitives:
@@ -246,7 +261,8 @@ def _can_partition(closed: ClosedJaxpr, mesh: Mesh) -> bool:
             continue
         call = called_jaxpr(eqn)
         inner = [call] if call is not None else _held(eqn) if eqn in nested else []
-        if eqn.effects and not inner and not calls_once(eqn) and not is_check(eqn):
+        is_known = eqn.prim is inspect_sharding_p or calls_once(eqn) or is_check(eqn)
+        if eqn.effects and not inner and not is_known:
             return False
         if not all(_can_partition(found, mesh) for found in inner):
             return False

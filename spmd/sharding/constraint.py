@@ -1,8 +1,11 @@
-"""`with_sharding_constraint` and `shard_alike`: constraints on layouts inside `jit`."""
+"""`with_sharding_constraint` and `shard_alike`: constraints on layouts inside `jit`.
+
+And `inspect_sharding_p`, with which programs tell their layouts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.base.context import state
@@ -29,7 +32,7 @@ from spmd.core.call import placing
 from spmd.core.explicit import hooks
 from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Names, Var
 from spmd.core.jvp import is_float0, zero_tangent
-from spmd.core.primitive import Linear, Primitive, Zero, dims, linear
+from spmd.core.primitive import Linear, Primitive, Refused, Zero, dims, linear
 from spmd.core.vmap import to_front
 from spmd.sharding.abstract_mesh import AbstractMesh
 from spmd.sharding.call_cache import is_evaluated
@@ -37,6 +40,9 @@ from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import check_on_devices, layouts_of
 from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh
 from spmd.sharding.xla.layout import Format, without_layout
+
+# The effect of an equation that calls back with a layout.
+INSPECTS = frozenset(("Inspect",))
 
 
 def constrain(
@@ -455,4 +461,37 @@ shard_alike_p = Primitive(
     batch=_alike_batch,
     dims=lambda x, y: dims([range(x.ndim)] * 2, [range(x.ndim)] * 2),
     multiple=True,
+)
+
+
+# ---- looking at layouts ------------------------------------------------------------------------
+
+
+def _inspect_batch(axis: Any, operands: Any, at: Any, **params: Any) -> Any:
+    # As in JAX, the layout is that of all examples together.
+    inspect_sharding_p.bind(*operands, **params)
+    return [], []
+
+
+def _inspect_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    return inspect_sharding_p.bind(*primals, **params), []
+
+
+def _inspect_eager(x: Any, *, callback: Callable[[Any], None]) -> list[Any]:
+    callback(x.sharding)
+    return []
+
+
+# Calls back with the layout that a value has in a program, where that is compiled.
+inspect_sharding_p = Primitive(
+    "inspect_sharding",
+    abstract=lambda x, **_: [],
+    impl=lambda xp, x, **_: [],
+    eager=_inspect_eager,
+    jvp=_inspect_jvp,
+    transpose=Refused("a tangent that is only looked at has no cotangent"),
+    batch=_inspect_batch,
+    dims=Refused("it is a wish to see a layout"),
+    multiple=True,
+    effects=lambda params: INSPECTS,
 )

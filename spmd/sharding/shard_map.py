@@ -17,7 +17,7 @@ import numpy as np
 from spmd.base.config import config
 from spmd.base.context import state
 from spmd.base.device import process_index
-from spmd.base.errors import ArgumentError, PytreeError, ShardingError
+from spmd.base.errors import ArgumentError, AxisError, PytreeError, ShardingError
 from spmd.base.source import current_source
 from spmd.base.traceback_filter import simplify
 from spmd.base.tree import (
@@ -184,6 +184,9 @@ def shard_map(
                 if out is not MISS:
                     return out
             grid = _mesh_of_call(what, mesh, args)
+            if not isinstance(mesh, Mesh) and _around().issuperset(axis_names or grid.axis_names):
+                _check_names_no_axes(what, in_specs, out_specs)
+                return f(*args)  # the map around has made all axes manual
             manual = _manual_axes(f, grid, axis_names)
             return _call(f, grid, in_specs, out_specs, check_vma, args, fast, manual)
         except Exception as error:
@@ -191,6 +194,41 @@ def shard_map(
             raise
 
     return mapped
+
+
+def _around() -> set[Any]:
+    """The axes that maps around have made manual."""
+    return {frame.name for frame in state.axes if frame.kind == "manual"}
+
+
+def _check_axes_free(what: str, mesh: Mesh, axes: Sequence[Any]) -> None:
+    """Raise an AxisError if an axis of a map is taken by one around it."""
+    around = _around()
+    taken = [a for a in axes if a in around]
+    if taken:
+        left = [a for a in mesh.axis_names if a not in around]
+        fix = (
+            f"axis_names={set(left)!r} are left" if left else "then the map has no axes of its own"
+        )
+        raise AxisError(
+            f"{current_source()}: {what}: the map around has made {taken[0]!r} manual already, and "
+            f"{mesh} would do it again. Leave mesh= out: {fix}"
+        )
+    for axis in axes:
+        check_axis_name_free(what, axis, [frame.name for frame in state.axes])
+
+
+def _check_names_no_axes(what: str, in_specs: Any, out_specs: Any) -> None:
+    """Raise an AxisError if specs of a map over no axes of its own name one."""
+    for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
+        for spec in tree_flatten(specs, _is_spec)[0]:
+            axes = spec.all_axes() if isinstance(spec, PartitionSpec) else ()
+            if axes:
+                raise AxisError(
+                    f"{current_source()}: {what}: {name} has {spec}, which names {axes[0]!r}: the "
+                    f"map around has made {axes[0]!r} manual, so values are shards along it "
+                    "already. Write P()"
+                )
 
 
 def _mesh_of_call(what: str, mesh: NamedAxes | None, args: Any) -> Mesh:
@@ -237,7 +275,7 @@ def _manual_axes(f: Any, mesh: NamedAxes, axis_names: Any) -> Manual:
             f"{current_source()}: shard_map({function_name(f)}): axis_names={axis_names!r} names "
             f"{unknown[0]!r}, but the axes of the mesh are {known}"
         )
-    around = [frame.name for frame in state.axes if frame.kind == "manual"]
+    around = _around()
     left = [a for a in mesh.axis_names if a not in around]
     wanted = [a for a in mesh.axis_names if a in given] if given else left or mesh.axis_names
     return None if len(wanted) == len(mesh.axis_names) else tuple(wanted)
@@ -276,12 +314,11 @@ def _call(
         specs = [_inferred_spec(what, aval, mesh, manual) for aval in avals]
     else:
         specs = _flat_in_specs(what, f, in_specs, args)
+    _check_axes_free(what, mesh, axes_of_map(mesh, manual))
     for name, aval, spec in zip(names, avals, specs, strict=True):
         _sharding(what, mesh, spec).check(aval.shape, f"{current_source()}: {what}: {name}")
         _check_manual(f"{current_source()}: {what}: the in_spec of {name}", spec, manual)
         _check_typed(what, name, aval, mesh, spec, manual)
-    for axis in axes_of_map(mesh, manual):
-        check_axis_name_free(what, axis, [frame.name for frame in state.axes])
     if config.disable_jit and eager_map.runs_eagerly() and eager_map.current_lockstep() is None:
         kind = "pmap" if trusts else kind
         return _run_eagerly(f, what, mesh, (in_tree, avals, specs), out_specs, kind, flat, manual)

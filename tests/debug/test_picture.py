@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import spmd
@@ -59,3 +60,54 @@ def test_shardings_of_traced_values():
     assert [s.device_set for s in seen] == [{d} for d in spmd.devices()[:4] for _ in range(2)] or [
         s.device_set for s in seen
     ] == [{d} for _ in range(2) for d in spmd.devices()[:4]]
+
+
+ASKED = {
+    "an argument": (lambda look, x: look(x) * 2, spmd.P("a", "b")),
+    "transposed": (lambda look, x: look(x.T), spmd.P("b", "a")),
+    "summed": (lambda look, x: look(x.sum(0)), spmd.P("b")),
+    "constrained": (
+        lambda look, x: look(spmd.lax.with_sharding_constraint(x * 2, spmd.P(None, "a"))),
+        spmd.P(None, "a"),
+    ),
+    "in a loop": (
+        lambda look, x: spmd.lax.scan(lambda c, _: (look(c) * 2, None), x, None, length=3)[0],
+        spmd.P("a", "b"),
+    ),
+    "a gradient's": (
+        lambda look, x: spmd.grad(lambda x: (look(x) ** 2).sum())(x),
+        spmd.P("a", "b"),
+    ),
+    "of examples": (lambda look, x: spmd.vmap(lambda r: look(r) * 2)(x), spmd.P("a", "b")),
+    "in checkpoint": (lambda look, x: spmd.checkpoint(lambda x: look(x) * 2)(x), spmd.P("a", "b")),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_programs_over_meshes_tell_the_layout_that_is_compiled(case):
+    seen = []
+
+    def look(x):
+        spmd.debug.inspect_array_sharding(x, callback=seen.append)
+        return x
+
+    ask, spec = ASKED[case]
+    mesh = spmd.make_mesh((2, 2), ("a", "b"), axis_types=(spmd.sharding.AxisType.Auto,) * 2)
+    x = spmd.device_put(snp.arange(32.0).reshape(4, 8), spmd.NamedSharding(mesh, spmd.P("a", "b")))
+    f = spmd.jit(lambda x: ask(look, x))
+    with spmd.set_mesh(mesh):
+        out = f(x)
+        assert {s.spec for s in seen} == {spec} and all(s.mesh == mesh for s in seen)
+        count = len(seen)
+        np.testing.assert_array_equal(f(x), out)
+        assert len(seen) == count  # once for a program
+        np.testing.assert_allclose(out, spmd.jit(lambda x: ask(lambda x: x, x))(x))
+
+
+def test_pictures_of_traced_values(capsys):
+    mesh = spmd.make_mesh((2, 2), ("a", "b"), axis_types=(spmd.sharding.AxisType.Auto,) * 2)
+    x = spmd.device_put(snp.ones((4, 8)), spmd.NamedSharding(mesh, spmd.P("a", "b")))
+    spmd.debug.visualize_array_sharding(x)
+    want = capsys.readouterr().out
+    spmd.jit(lambda x: (spmd.debug.visualize_array_sharding(x), x * 2)[1])(x)
+    assert capsys.readouterr().out == want

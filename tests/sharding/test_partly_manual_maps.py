@@ -308,3 +308,42 @@ def test_constraints_inside_lay_out_along_the_other_axis():
                 out_specs=P("x"),
                 axis_names=names,
             )(X)
+
+
+@pytest.mark.parametrize("names", [None, {"x"}, {"x", "y"}], ids=str)
+def test_a_map_inside_needs_no_axes_of_its_own(names: Any):
+    """As in JAX, a map over axes that are manual already is a call."""
+    mesh = mesh_of(AUTO, AUTO)
+
+    def inside(x: Any) -> Any:
+        return x * 2 + lax.psum(x, "y") + lax.axis_index("x")
+
+    def outside(x: Any) -> Any:
+        own = {} if names is None else {"axis_names": names}
+        return spmd.shard_map(inside, in_specs=P(), out_specs=P(), **own)(x)
+
+    mapped = spmd.shard_map(outside, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    want = X * 4 + np.repeat([0, 1], 4)[:, None]
+    for f in (mapped, spmd.jit(mapped)):
+        np.testing.assert_allclose(f(X), want, 1e-6)
+    slope = spmd.jit(spmd.grad(lambda x: mapped(x).sum()))(X)
+    np.testing.assert_allclose(slope, np.full_like(X, 4), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"in_specs": P("x"), "out_specs": P()}, r"in_specs has P\('x',\).*manual.*Write P\(\)"),
+        ({"in_specs": P(), "out_specs": P("y")}, r"out_specs has P\('y',\).*manual.*Write P\(\)"),
+        ({"mesh": True, "in_specs": P("x"), "out_specs": P("x")}, "made 'x' manual already.*mesh="),
+    ],
+    ids=str,
+)
+def test_a_map_inside_cannot_split_what_is_split(how: Any, told: str):
+    mesh = mesh_of(AUTO, AUTO)
+    how = how | {"mesh": mesh} if "mesh" in how else how
+    f = spmd.shard_map(
+        lambda x: spmd.shard_map(snp.sin, **how)(x), mesh=mesh, in_specs=P("x"), out_specs=P("x")
+    )
+    with pytest.raises(AxisError, match=told):
+        f(X)

@@ -15,7 +15,7 @@ from typing import Any
 
 from spmd.base.amounts import size_text
 from spmd.base.config import config
-from spmd.base.device import Device
+from spmd.base.device import Device, default_device
 from spmd.base.errors import DeviceError, ShardingError
 from spmd.base.source import UNKNOWN, current_source
 from spmd.base.util import collector_paused
@@ -25,7 +25,7 @@ from spmd.compile.lazy import device_orders, partition, pipeline, process_progra
 from spmd.core.ir import ClosedJaxpr, Eqn, all_eqns
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import usable
-from spmd.sharding.named import NamedSharding, Sharding
+from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import Layouts, spec_over
 from spmd.sharding.process_rows import CONVERSIONS, over_processes
 from spmd.sharding.spec import Mesh, PartitionSpec
@@ -61,7 +61,10 @@ def compile_program(
             made = ordered and partitioned(ordered.closed, ordered.layouts)
             if ordered is not None and made is not None:
                 return device_orders.OrderedProgram(closed, ordered, made, donated)
-        made = partitioned(closed, layouts, wanted=wanted)
+        plans: list[Any] = []
+        made = partitioned(closed, layouts, plans, wanted)
+        if "inspect_sharding" in names:
+            closed = _told(closed, plans, device)
         if made is not None:
             return MeshProgram(made, made.eqns[0], donated, closed)
         if "shard_map" in names:
@@ -71,6 +74,18 @@ def compile_program(
         sizes = [a.nbytes for a in closed.in_avals], [a.nbytes for a in closed.out_avals]
         donated = usable(donated, *sizes) if True in donated else donated
         return compile_jaxpr(closed, donated, optimised, device)
+
+
+def _told(closed: ClosedJaxpr, plans: Sequence[Any], device: Device | None) -> ClosedJaxpr:
+    """Call back with the layouts for which a program asks; the program for one device."""
+    if plans:
+        partition.tell_layouts(plans[-1])
+        return closed
+    place = SingleDeviceSharding(device or default_device())
+    for eqn in all_eqns(closed):
+        if eqn.prim.name == "inspect_sharding":
+            eqn.params["callback"](place)
+    return closed
 
 
 def _check_devices(closed: ClosedJaxpr, layouts: Layouts) -> None:

@@ -31,6 +31,11 @@ def callback(lowering: Lowering, eqn: Eqn) -> None:
     lowering.steps[-1] = replace(step, function=run)
 
 
+@rule("inspect_sharding")
+def inspect_sharding(lowering: Lowering, eqn: Eqn) -> None:
+    """Nothing: the layout was told when the program was chosen."""
+
+
 def places_of(topology: Topology) -> list[Place]:
     """The place of each local device of a mesh."""
     along = {axis: topology.along(axis) for axis in topology.sizes}
