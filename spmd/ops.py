@@ -20,6 +20,7 @@ from spmd.core.aval import typeof as _typeof
 from spmd.core.explicit import lays_out_result as _lays_out_result
 from spmd.core.trace import Tracer as _Tracer
 from spmd.numpy.promotion import as_array as _as_array
+from spmd.numpy.promotion import broadcast_to as _broadcast_to
 from spmd.numpy.promotion import check_arraylike as _check_arraylike
 from spmd.numpy.reductions import max as _max
 from spmd.numpy.reductions import min as _min
@@ -51,9 +52,9 @@ def _family(
     ) -> Any:
         _check_arraylike(name, data, segment_ids)
         data, ids = _as_array(data), _as_array(segment_ids)
-        _check(name, data, ids)
+        data = _rows_for(name, data, ids)
         count = _count(name, ids, num_segments)
-        dtype, rest = _typeof(data).dtype, _typeof(data).shape[1:]
+        dtype, rest = _typeof(data).dtype, _typeof(data).shape[_typeof(ids).ndim :]
         how = {
             "indices_are_sorted": indices_are_sorted,
             "unique_indices": unique_indices,
@@ -68,8 +69,12 @@ def _family(
             numbers = _lax.select(wild, beyond, numbers)
             return getattr(start.at[numbers], scatter)(rows, **how)
 
+        if bucket_size is None:
+            return reduced(data, ids)
+        if _typeof(ids).ndim != 1:
+            raise _ShapeError(f"{name}: bucket_size= takes a vector of segment_ids, got {ids}")
         rows = _typeof(ids).shape[0]
-        if bucket_size is None or rows <= bucket_size:
+        if rows <= bucket_size:
             return reduced(data, ids)
         if bucket_size < 1:
             raise _ArgumentError(f"{name}: bucket_size={bucket_size} must be at least 1")
@@ -87,7 +92,8 @@ def _family(
 _REST = """
 
     `data` has shape (n, ...), `segment_ids` (n,) integers; the result has shape
-    (num_segments, ...). Without `num_segments` it is one more than the largest number, which then
+    (num_segments, ...). Numbers may have more dims, or `data` one row or be a scalar: `data` is
+    broadcast to `segment_ids.shape + data.shape[1:]`. Without `num_segments` it is one more than the largest number, which then
     must be concrete. `mode` as in `x.at[]`; `bucket_size` reduces that many rows at a time and
     joins the results, which is more exact for long sums. `out_sharding`, a sharding or spec over
     `Explicit` mesh axes, is the layout of the result. Raises `ShapeError` and `DtypeError`.
@@ -97,15 +103,23 @@ _REST = """
     """
 
 
-def _check(name: str, data: Any, ids: Any) -> None:
+def _rows_for(name: str, data: Any, ids: Any) -> Any:
+    """`data` with one row for each segment number."""
     d, i = _typeof(data), _typeof(ids)
     if not _dtypes.is_integer(i.dtype):
         raise _DtypeError(f"{name}: segment_ids must be integers, got {i}")
-    if i.ndim != 1 or d.ndim < 1 or d.shape[0] != i.shape[0]:
+    shape = (*i.shape, *d.shape[1:])
+    if d.shape == shape:
+        return data
+    fits = d.ndim <= len(shape) and all(
+        a in (1, b) for a, b in zip(d.shape[::-1], shape[::-1], strict=False)
+    )
+    if not fits:
         raise _ShapeError(
-            f"{name}: segment_ids must be a vector with a number for each row of data; got {i} and "
-            f"data {d}"
+            f"{name}: segment_ids must have a number for each row of data; got {i} and data {d}, "
+            f"which does not broadcast to {shape}"
         )
+    return _broadcast_to(data, shape)
 
 
 def _count(name: str, ids: Any, num_segments: int | None) -> int:

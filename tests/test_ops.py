@@ -47,11 +47,34 @@ def test_integers_have_their_own_limits():
     assert ops.segment_sum(x, np.array([1, 1])).dtype == np.int32
 
 
+@pytest.mark.parametrize(
+    ("data", "ids"),
+    [
+        (2.0, [0, 1, 0]),
+        ([[1.0, 2.0]], [0, 1, 0]),
+        ([1.0, 2.0, 4.0], [[0, 1, 1], [2, 0, 0]]),
+        ([1.0, 2.0], [[0, 1], [1, 2]]),
+        (3.0, 1),
+    ],
+)
+def test_rows_are_broadcast_to_the_numbers(data, ids, from_jax):
+    def ask():
+        import jax
+
+        given = np.array(data, np.float32), np.array(ids)
+        return jax.ops.segment_sum(*given, num_segments=3).tolist()
+
+    found = ops.segment_sum(np.array(data, np.float32), np.array(ids), num_segments=3)
+    assert found.tolist() == from_jax(ask)
+
+
 def test_segments_refuse_what_does_not_fit():
     with pytest.raises(errors.DtypeError, match="integers"):
         ops.segment_sum(_data, _data[:, 0])
     with pytest.raises(errors.ShapeError, match="each row"):
         ops.segment_sum(_data, _ids[:3])
+    with pytest.raises(errors.ShapeError, match="bucket_size= takes a vector"):
+        ops.segment_sum(_data[:2, 0], np.array([[0, 1], [1, 1]]), bucket_size=1)
     with pytest.raises(errors.ConcretizationError, match="num_segments"):
         spmd.jit(lambda i: ops.segment_sum(_data, i))(_ids)
     with pytest.raises(errors.ArgumentError, match="bucket_size"):
