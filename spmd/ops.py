@@ -93,10 +93,11 @@ _REST = """
 
     `data` has shape (n, ...), `segment_ids` (n,) integers; the result has shape
     (num_segments, ...). Numbers may have more dims, or `data` one row or be a scalar: `data` is
-    broadcast to `segment_ids.shape + data.shape[1:]`. Without `num_segments` it is one more than the largest number, which then
-    must be concrete. `mode` as in `x.at[]`; `bucket_size` reduces that many rows at a time and
-    joins the results, which is more exact for long sums. `out_sharding`, a sharding or spec over
-    `Explicit` mesh axes, is the layout of the result. Raises `ShapeError` and `DtypeError`.
+    broadcast to `segment_ids.shape + data.shape[1:]`. Without `num_segments` it is one more than
+    the largest number, which then must be concrete. `mode` as in `x.at[]`; `bucket_size` reduces
+    that many rows at a time and joins the results, which is more exact for long sums.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
+    Raises `ShapeError` and `DtypeError`.
 
     >>> segment_sum(np.array([1.0, 2.0, 4.0]), np.array([0, 1, 0]), num_segments=3)
     Array([5., 2., 0.], dtype=float32)

@@ -42,7 +42,7 @@ class Rules(dict):
 
     def of_ours(self, prim: Any) -> Any:
         """The rule of a primitive of spmd, in JAX's form; None if there is none."""
-        if isinstance(prim, Primitive) or not isinstance(prim, core.Primitive):
+        if issubclass(type(prim), Primitive) or not isinstance(prim, core.Primitive):
             return None
         return self._of_ours(prim)
 
@@ -154,11 +154,50 @@ def _of_functions(fun: Any, rule: Any, symbolic_zeros: bool) -> Callable[..., li
     return made
 
 
+# Parameters of JAX's primitives that ours have not. None asks for nothing.
+_ABSENT = {
+    **dict.fromkeys(("broadcast_in_dim", "convert_element_type", "iota"), ("sharding",)),
+    **dict.fromkeys(("conv_general_dilated", "dot_general", "reduce_sum"), ("out_sharding",)),
+    **dict.fromkeys(
+        "cbrt cos exp exp2 expm1 log log1p logistic rsqrt sin sqrt tan tanh".split(),
+        ("accuracy",),
+    ),
+    "mul": ("out_dtype",),
+    "reshape": ("dimensions", "sharding"),
+}
+
+
+def _accept_absent(prim: core.Primitive, absent: Sequence[str]) -> None:
+    """Let `bind` of a primitive of ours take those parameters of JAX's that are None."""
+    bind = prim.bind
+
+    def bind_without(*operands: Any, **params: Any) -> Any:
+        for name in absent:
+            if params.get(name, absent) is None:
+                del params[name]
+        return bind(*operands, **params)
+
+    prim.bind = bind_without  # type: ignore[method-assign]
+
+
+for _prim in core.all_primitives():
+    if _prim.name in _ABSENT:
+        _accept_absent(_prim, _ABSENT[_prim.name])
+
 # A library's trace hands primitives of ours to the trace below it.
 core.Primitive.bind_with_trace = _bind_with_trace  # type: ignore[attr-defined]
 
 
-class Primitive(core.Primitive):
+class _AnyPrimitive(type):
+    """JAX has one class of primitives: `isinstance(lax.add_p, Primitive)` is true."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return super().__instancecheck__(value) or (
+            cls is Primitive and isinstance(value, core.Primitive)
+        )
+
+
+class Primitive(core.Primitive, metaclass=_AnyPrimitive):
     """An operation defined as JAX's are: `def_impl`, `def_abstract_eval`, and rules in tables."""
 
     call_primitive = False

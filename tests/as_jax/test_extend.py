@@ -12,6 +12,7 @@ import pytest
 import spmd
 from spmd.as_jax import finder, refuse
 from spmd.as_jax.jax import monitoring, test_util
+from spmd.as_jax.jax._src import public_test_util
 from spmd.as_jax.jax.extend import linear_util, random
 from spmd.experimental import sparse
 
@@ -48,6 +49,16 @@ def test_derivatives_are_checked():
     with pytest.raises(AssertionError, match="vjp: cotangent"):
         wrong = lambda *p: (spmd.numpy.sin(*p), lambda ct: (2 * ct,))  # noqa: E731
         test_util.check_vjp(spmd.numpy.sin, wrong, args)
+
+
+def test_nearly_equal_values():
+    x, y = np.ones(3, np.float32), np.float32([1, 1, 1.001])
+    public_test_util.check_close({"a": x, "b": 1}, {"a": spmd.numpy.array(x), "b": 1})
+    public_test_util.check_close([x], [y], rtol={"float32": 1e-3, "float64": 1e-6})
+    with pytest.raises(AssertionError, match="mine"):
+        public_test_util.check_close([x], [y], err_msg="mine")
+    with pytest.raises(AssertionError, match="shapes"):
+        public_test_util.check_close(x, y[:2], atol=1.0)
 
 
 def test_listeners_hear_until_they_are_taken_away():

@@ -402,3 +402,20 @@ def test_a_trace_of_a_library_hands_on_functions_with_rules():
     assert float(spmd.grad(f)(2.0)) == 7.0
     assert float(spmd.jit(spmd.grad(f))(2.0)) == 7.0
     assert spmd.vmap(spmd.grad(f))(snp.arange(3.0)).tolist() == [7.0] * 3
+
+
+def test_every_primitive_is_of_jaxs_class():
+    mine = make_scaled_sine()
+    assert isinstance(lax.add_p, core.Primitive) and isinstance(mine, core.Primitive)
+    assert not isinstance(lax.add_p, core.CallPrimitive) and not isinstance("add", core.Primitive)
+    assert ad.primitive_jvps.get(lax.sin_p) is not None  # ours have rules of their own
+
+
+def test_primitives_take_parameters_of_jax_that_ask_for_nothing():
+    x = np.ones(2, np.float32)
+    wide = lax.broadcast_in_dim_p.bind(x, shape=(3, 2), broadcast_dimensions=(1,), sharding=None)
+    assert wide.shape == (3, 2)
+    assert spmd.jit(lambda x: lax.exp_p.bind(x, accuracy=None))(x).dtype == np.float32
+    assert lax.mul_p.bind(x, x, out_dtype=None).shape == (2,)
+    with pytest.raises(TypeError, match="sharding"):
+        lax.broadcast_in_dim_p.bind(x, shape=(3, 2), broadcast_dimensions=(1,), sharding="x")
