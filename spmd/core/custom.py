@@ -128,6 +128,8 @@ class custom_jvp(CustomFunction[P, R]):
                 _check_varies(call.name, outs, out_tangents)
             return outs, out_tangents
 
+        rule.__name__ = function_name(jvp)
+        vars(rule)["symbolic_zeros"] = symbolic
         return rule
 
 
@@ -211,8 +213,17 @@ def _custom_jvp_batch(
     return outs, [0] * len(outs)
 
 
+def _text(eqn: Any, names: Any) -> tuple[str, dict[str, Any]]:
+    params = eqn.params
+    shown = {"name": params["name"], "call_jaxpr": params["jaxpr"], "jvp": params["_jvp"]}
+    return "custom_jvp_call", shown | {
+        "symbolic_zeros": getattr(params["_jvp"], "symbolic_zeros", False)
+    }
+
+
 custom_jvp_call_p = call_primitive(
     "custom_jvp_call",
+    text=_text,
     jvp=_custom_jvp_jvp,
     transpose=inline_transpose,
     custom=True,

@@ -225,14 +225,15 @@ class CustomFunction(Generic[P, R]):
 def _differentiate_now(
     prim: Primitive, again: Any, call: Call, rules: dict[str, Any]
 ) -> tuple[bool, Any]:
-    """Run a custom rule at once where all primals are concrete: (whether it was, the result).
+    """Run a custom rule at once where a value is differentiated: (whether it was, the result).
 
-    Not done if the function closes over a value being differentiated: staging reports that.
+    The function itself is not traced then, as in JAX. Not done if the function closes over a value
+    being differentiated: staging reports that.
     """
     trace = bottom = state.trace
     while isinstance(bottom, (JVPTrace, MixedTrace)):
         bottom = bottom.parent
-    if bottom is not EVAL:
+    if bottom is not EVAL and not isinstance(trace, JVPTrace):
         return False, None
     if isinstance(trace, MixedTrace):
         if any(trace.is_tangent(x) for x in call.flat):

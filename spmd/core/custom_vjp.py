@@ -352,8 +352,22 @@ _TRANSPOSE = (
     "it with grad or vjp, or give both directions with custom_derivatives.linear_call"
 )
 
+
+def _text(eqn: Any, names: Any) -> tuple[str, dict[str, Any]]:
+    params = eqn.params
+    rules = getattr(params["_fwd"], "__self__", None)  # a batched one is a function
+    return "custom_vjp_call", {
+        "name": params["name"],
+        "bwd": rules.bwd if rules else params["_bwd"],
+        "call_jaxpr": params["jaxpr"],
+        "fwd": rules.fwd if rules else params["_fwd"],
+        "symbolic_zeros": rules.symbolic if rules else False,
+    }
+
+
 custom_vjp_call_p = call_primitive(
     "custom_vjp_call",
+    text=_text,
     jvp=_custom_vjp_jvp,
     transpose=Refused(_TRANSPOSE),
     custom=True,

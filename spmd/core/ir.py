@@ -395,7 +395,7 @@ def format_eqn(eqn: Eqn, names: Names, used: set[Any] | None = None, column: int
     if eqn.prim.text is not None:
         name, params = eqn.prim.text(eqn, names)
     params = {k: v for k, v in params.items() if not k.startswith("_")}
-    text = _fill("", outs, column, column, 2) + f" = {name}"
+    text = _fill("", outs, column, column, 2) + (f" = {name}" if outs else name)
     if params:
         inside = column + 2
         parts = [
@@ -408,7 +408,7 @@ def format_eqn(eqn: Eqn, names: Names, used: set[Any] | None = None, column: int
             text += flat
     ins = [names(v) for v in eqn.invars]
     before, _, line = text.rpartition("\n")
-    return (before + "\n" if before else "") + _fill(line + " ", ins, column, column, 2).rstrip()
+    return (before + "\n" if before else "") + _fill(line + " ", ins, column, column, 2)
 
 
 def _end(text: str, column: int) -> int:
@@ -428,7 +428,7 @@ def format_jaxpr(jaxpr: Jaxpr, names: Names, column: int = 0, base: int = 0) -> 
     eqns = [format_eqn(e, names, used, base + 4) for e in jaxpr.eqns]
     outs = [names(v) for v in jaxpr.outvars]
     close = ",)" if len(outs) == 1 else ")"
-    first = f"{{ lambda {' '.join(consts) + ' ' if consts else ''}; "
+    first = f"{{ lambda {' '.join(consts)}; "
     flat = f"{first}{' '.join(ins)}. let {'; '.join(eqns)} in ({', '.join(outs)}{close}"
     if "\n" not in flat and column + len(flat) <= _WIDTH:
         return flat + " }"

@@ -250,6 +250,18 @@ class Primitive:
         return self.name
 
 
+def shown_as(
+    name: str, hidden: Sequence[str] = (), **more: Any
+) -> Callable[[Any, Any], tuple[str, dict[str, Any]]]:
+    """A `text` slot: JAX's name, without parameters that say nothing, and with those of JAX."""
+
+    def text(eqn: Any, names: Any) -> tuple[str, dict[str, Any]]:
+        shown = {k: v for k, v in eqn.params.items() if k not in hidden} | more
+        return name, dict(sorted(shown.items()))
+
+    return text
+
+
 def is_refused(rule: Any) -> bool:
     """Whether a slot holds a refusal."""
     return isinstance(rule, Refused)

@@ -394,8 +394,15 @@ def _recompute(
     return close(f, [*again.in_avals, *tangent_avals], name)
 
 
+def _text(eqn: Any, names: Any) -> tuple[str, dict[str, Any]]:
+    params = eqn.params
+    shown = {"differentiated": params.get("_differentiated", False)}
+    return "remat2", shown | {k: params[k] for k in ("jaxpr", "policy", "prevent_cse")}
+
+
 checkpoint_p = call_primitive(
     "checkpoint",
+    text=_text,
     jvp=_jvp,
     linearize=_linearize,
     transpose=lambda cts, *operands, **params: transpose_call(checkpoint_p, cts, operands, params),

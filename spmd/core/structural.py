@@ -17,7 +17,7 @@ from spmd.base.errors import DtypeError, InternalError, KeyOperationError, Shape
 from spmd.base.util import inverse_permutation
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import laid_out, match_type
-from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
+from spmd.core.primitive import Linear, Primitive, dims, linear, remembered, shown_as
 from spmd.core.trace import unchanged
 
 if TYPE_CHECKING:
@@ -182,6 +182,11 @@ def _broadcast_dims(x: ShapedArray, *, shape: Any, broadcast_dimensions: Any) ->
     return dims([labels], [range(len(shape))])
 
 
+def _broadcast_text(eqn: Any, names: Any) -> tuple[str, dict[str, Any]]:
+    places = eqn.params["broadcast_dimensions"]
+    return "broadcast_in_dim", {"broadcast_dimensions": places} if places else {}
+
+
 broadcast_in_dim_p = Primitive(
     "broadcast_in_dim",
     abstract=_broadcast_abstract,
@@ -190,6 +195,7 @@ broadcast_in_dim_p = Primitive(
     transpose=_broadcast_transpose,
     batch=_broadcast_batch,
     dims=_broadcast_dims,
+    text=_broadcast_text,
 )
 
 # ---- reduce_sum --------------------------------------------------------------------------------
@@ -263,6 +269,7 @@ reduce_sum_p = Primitive(
     transpose=_sum_transpose,
     batch=_sum_batch,
     dims=reduction_dims("add"),
+    text=shown_as("reduce_sum", out_sharding=None),
 )
 
 # ---- reshape -----------------------------------------------------------------------------------
@@ -332,6 +339,7 @@ reshape_p = Primitive(
     transpose=lambda ct, x, *, new_sizes: [reshape(ct, x.aval.shape)],
     batch=_reshape_batch,
     dims=_reshape_dims,
+    text=shown_as("reshape", dimensions=None, sharding=None),
 )
 
 # ---- permute_dims ------------------------------------------------------------------------------
@@ -376,6 +384,7 @@ permute_dims_p = Primitive(
     transpose=lambda ct, x, *, permutation: [permute_dims(ct, inverse_permutation(permutation))],
     batch=_permute_batch,
     dims=lambda x, *, permutation: dims([range(x.ndim)], [permutation]),
+    text=shown_as("transpose"),
 )
 
 

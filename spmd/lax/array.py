@@ -19,7 +19,7 @@ from spmd.base.key_dtypes import visible
 from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import hooks, lays_out_result, match_type
-from spmd.core.primitive import Primitive, dims, linear, remembered
+from spmd.core.primitive import Primitive, dims, linear, remembered, shown_as
 from spmd.core.structural import (
     broadcast_in_dim,
     permute_dims,
@@ -108,6 +108,7 @@ iota_p = Primitive(
     transpose=_no_operand,
     batch=_no_operand,
     dims=lambda *, dtype, shape, dimension: dims([], [range(len(shape))], whole=[dimension]),
+    text=shown_as("iota", sharding=None),
 )
 
 

@@ -151,13 +151,16 @@ def matched(*operands: Any) -> tuple[Any, ...]:
 
     Dims of size 1 are repeated to the size that another operand of that rank has there.
     A Python number beside a float16 array becomes float16; beside integers, 1.0 stays a float
-    and the primitive reports the difference. Strong dtypes are never changed.
+    and the primitive reports the difference. Strong dtypes are never changed, and neither are
+    numbers among themselves.
     """
     avals = [typeof(x) for x in operands]
     if len({a.shape for a in avals if a.shape}) > 1:
         operands = _of_one_shape(operands, avals)
     first = avals[0].dtype
     if all([a.dtype is first for a in avals]) or all([a.dtype == first for a in avals]):
+        return operands
+    if all([isinstance(x, _PYTHON_SCALARS) for x in operands]):
         return operands
     try:
         dtype, weak = dtypes.promote(tuple([(a.dtype, a.weak_type) for a in avals]))

@@ -405,6 +405,13 @@ def _dot_dims(
     return dims([left, right], [result], reduces="add")
 
 
+def _dot_text(eqn: Any, names: Any) -> tuple[str, dict[str, Any]]:
+    contract, batch = eqn.params["dimension_numbers"]
+    pairs = tuple(tuple(map(list, dims)) for dims in (contract, batch))
+    said = {k: v for k, v in eqn.params.items() if v is not None}
+    return "dot_general", dict(sorted((said | {"dimension_numbers": pairs}).items()))
+
+
 dot_general_p = Primitive(
     "dot_general",
     abstract=_dot_abstract,
@@ -413,4 +420,5 @@ dot_general_p = Primitive(
     transpose=_dot_transpose,
     batch=_dot_batch,
     dims=_dot_dims,
+    text=_dot_text,
 )

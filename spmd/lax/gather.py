@@ -13,7 +13,7 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.errors import ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.primitive import Linear, Primitive, dims, remembered
+from spmd.core.primitive import Linear, Primitive, dims, remembered, shown_as
 from spmd.core.structural import broadcast_in_dim, move_dim, reshape, zeros_like_aval
 from spmd.lax.arithmetic import add, rem
 from spmd.lax.concatenate import concatenate
@@ -298,6 +298,7 @@ scatter_add_p = Primitive(
     transpose=_scatter_add_transpose,
     batch=scatter_batch(lambda: scatter_add_p),
     dims=scatter_dims,
+    text=shown_as("scatter-add"),
 )
 
 

@@ -46,7 +46,7 @@ from spmd.lax.families import (
     shifted,
 )
 from spmd.lax.logic import bitwise_and, bitwise_or, bitwise_xor, eq, ne, select
-from spmd.lax.slicing import slice_in_dim
+from spmd.lax.slicing import index_in_dim, slice_in_dim
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
@@ -345,6 +345,10 @@ _KNOWN = {
 }
 
 
+# The most elements that `reduce` combines one after the other, each with the result so far.
+MAX_IN_ORDER = 16
+
+
 @lays_out_result
 def reduce(
     operands: Any,
@@ -357,9 +361,9 @@ def reduce(
 
     `operands` is an array or a pytree of arrays of one shape, `init_values` the like of scalars,
     with which each reduction starts. `computation(x, y)` takes and returns that pytree of scalars,
-    and must not care how elements are grouped. The `dimensions` disappear from the shape; the dtype
-    stays. `lax.add`, `lax.max` and their like become the reductions of that name, which are the
-    fast cases.
+    and must not care how elements are grouped: up to `MAX_IN_ORDER` are combined one after the
+    other, more are not. The `dimensions` disappear from the shape; the dtype stays. `lax.add`,
+    `lax.max` and their like become the reductions of that name, which are the fast cases.
 
     `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
     Raises `ShapeError` if the shapes of the arrays differ or a dim is out of range, and
@@ -450,9 +454,12 @@ def _reduce_any(
     start = tuple(broadcast_in_dim(init, kept, ()) for init in inits)
     if typeof(columns[0]).shape[0] == 0:
         return list(start)
-    parts = _halved(combine, columns)
-    laid = tuple(match_sharding(x, typeof(y)) for x, y in zip(start, parts, strict=True))
-    return list(combine(laid, parts))
+    if (size := typeof(columns[0]).shape[0]) <= MAX_IN_ORDER:
+        parts = [tuple(index_in_dim(v, k, keepdims=False) for v in columns) for k in range(size)]
+    else:
+        parts = [_halved(combine, columns)]
+    laid = tuple(match_sharding(x, typeof(y)) for x, y in zip(start, parts[0], strict=True))
+    return list(functools.reduce(combine, parts, laid))
 
 
 def logsumexp(operand: Any, axes: Sequence[int]) -> Array:

@@ -7,6 +7,7 @@ primitives, with kernels of their own; anything else is written with slices, dim
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -128,16 +129,17 @@ def _reduce_by_slices(
     if 0 in counts:
         return list(start)
     parts = tuple(pad(x, init, windows.config()) for x, init in zip(arrays, inits, strict=True))
-    for d, (count, size) in enumerate(zip(counts, windows.sizes, strict=True)):
+    for d in sorted(range(len(counts)), key=lambda d: windows.sizes[d] > 1):
         taps = [
-            _tap(parts, d, k * windows.dilation[d], count, windows.strides[d]) for k in range(size)
+            _tap(parts, d, k * windows.dilation[d], counts[d], windows.strides[d])
+            for k in range(windows.sizes[d])
         ]
-        while len(taps) > 1:  # neighbours first, so that the order of the elements is kept
-            pairs = [combine(*taps[k : k + 2]) for k in range(0, len(taps) - 1, 2)]
-            taps = pairs if len(taps) % 2 == 0 else [*pairs, taps[-1]]
-        parts = taps[0]
-    laid = tuple(match_sharding(x, typeof(y)) for x, y in zip(start, parts, strict=True))
-    return list(combine(laid, parts))
+        # One after the other, after the init values, as bodies that are not associative need.
+        if start and all(v.shape == counts for v in map(typeof, taps[0])):
+            laid = zip(start, taps[0], strict=True)
+            taps, start = [tuple(match_sharding(x, typeof(y)) for x, y in laid), *taps], ()
+        parts = functools.reduce(combine, taps)
+    return list(parts)
 
 
 def _tap(parts: Any, dim: int, first: int, count: int, stride: int) -> tuple[Any, ...]:

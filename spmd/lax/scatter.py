@@ -16,7 +16,7 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.errors import RefusedError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.primitive import Linear, Primitive, Refused, Zero
+from spmd.core.primitive import Linear, Primitive, Refused, Zero, shown_as
 from spmd.core.structural import add_any, broadcast_in_dim, reshape, to_front, zeros_like_aval
 from spmd.core.vmap import BatchAxis, batch_flat
 from spmd.lax.arithmetic import add, div, mul, neg
@@ -197,6 +197,7 @@ scatter_mul_p = Primitive(
     ],
     batch=scatter_batch(lambda: scatter_mul_p),
     dims=scatter_dims,
+    text=shown_as("scatter-mul"),
 )
 
 # ---- scatter_min, scatter_max ------------------------------------------------------------------
@@ -281,6 +282,7 @@ scatter_min_p = Primitive(
     transpose=_NOT_LINEAR,
     batch=scatter_batch(lambda: scatter_min_p),
     dims=scatter_dims,
+    text=shown_as("scatter-min"),
 )
 
 scatter_max_p = Primitive(
@@ -291,6 +293,7 @@ scatter_max_p = Primitive(
     transpose=_NOT_LINEAR,
     batch=scatter_batch(lambda: scatter_max_p),
     dims=scatter_dims,
+    text=shown_as("scatter-max"),
 )
 
 

@@ -213,7 +213,7 @@ sort_p = Primitive(
 # ---- top_k -------------------------------------------------------------------------------------
 
 
-def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Array, Array]:
+def top_k(operand: Any, k: int, *, axis: int = -1) -> list[Array]:
     """Find the `k` largest values along `axis`, largest first, and their int32 positions.
 
     Both results have the shape of `operand` but size `k` along `axis`; the values keep its dtype.
@@ -222,14 +222,13 @@ def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Array, Array]:
     `DtypeError` for complex numbers, and `DimensionError` if `axis` is out of range.
 
     >>> lax.top_k(np.array([3, 9, 1, 9]), 2)
-    (Array([9, 9], dtype=int32), Array([1, 3], dtype=int32))
+    [Array([9, 9], dtype=int32), Array([1, 3], dtype=int32)]
     """
     aval = typeof(operand)
     if aval.ndim == 0:
         fail(ShapeError, f"top_k: the operand must have at least one dim, got {aval}")
     axis = canonical_dim(axis, aval.ndim)
-    values, places = top_k_p.bind(operand, k=k.__index__(), axis=axis)
-    return values, places
+    return top_k_p.bind(operand, k=k.__index__(), axis=axis)
 
 
 def _top_k_abstract(x: ShapedArray, *, k: int, axis: int) -> list[ShapedArray]:
@@ -293,7 +292,7 @@ def approx_max_k(
     recall_target: float = 0.95,
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
-) -> tuple[Array, Array]:
+) -> list[Array]:
     """Find the `k` largest values of `operand` along `reduction_dimension`, and their positions.
 
     The result is exactly that of `top_k`, of its shape and dtypes: a recall of 1, whatever

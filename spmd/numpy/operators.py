@@ -7,6 +7,7 @@ parameter, so both have one docstring and one meaning.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, RefusedError, ShapeError
+from spmd.base.errors import ArgumentError, KeyOperationError, RefusedError, ShapeError
 from spmd.base.source import current_source
 from spmd.compile.dispatch.eager_cache import cached_binary, cached_index, cached_unary
 from spmd.core.aval import is_arraylike, typeof
@@ -357,6 +358,23 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
+# What arrays of keys don't have, though the function of that name takes them.
+_OF_NUMBERS = {"all", "any", "choose", "clip", "compress", "diagonal", "nonzero", "repeat", "round"}
+
+
+def _of_numbers(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if dtypes.is_key(self.dtype):
+            raise KeyOperationError(
+                f"{current_source()}: an array of keys has no method {name}; "
+                "random.key_data(keys) gives its words"
+            )
+        return method(self, *args, **kwargs)
+
+    return checked
+
+
 def install(cls: type) -> None:
     """Give a class of arrays all operators, properties and methods that it does not define."""
 
@@ -379,7 +397,7 @@ def install(cls: type) -> None:
     for name, f in _PROPERTIES.items():
         define(name, property(lambda self, f=f: f(self), doc=f.__doc__))
     for name, method in _METHODS.items():
-        define(name, method)
+        define(name, _of_numbers(name, method) if name in _OF_NUMBERS else method)
 
 
 __all__ = ["install"]

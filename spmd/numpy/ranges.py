@@ -206,7 +206,7 @@ def geomspace(
     # The sign is taken out so that -1 .. -1000 has a logarithm.
     sign = lax.sign(start)
     exponents = linspace(
-        lax.log(lax.mul(start, sign)), lax.log(lax.mul(stop, sign)), num, endpoint, axis=axis
+        lax.log(lax.div(start, sign)), lax.log(lax.div(stop, sign)), num, endpoint, axis=axis
     )
     row = (*bounds[:axis], 1, *bounds[axis:]) if axis >= 0 else (*bounds, 1)
     shape = typeof(exponents).shape

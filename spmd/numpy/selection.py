@@ -117,6 +117,7 @@ def choose(a: ArrayLike, choices: Any, out: None = None, mode: str = "raise") ->
     else:
         raise ArgumentError(f"choose: mode must be 'raise', 'wrap' or 'clip', got {mode!r}")
     a, *items = promote_shapes("choose", a, *promote_dtypes(*map(plain, items)))
+    items = [lax.convert_element_type(x, typeof(x).dtype) for x in items]
     return lax.select_n(lax.convert_element_type(a, np.dtype(np.int32)), *items)
 
 

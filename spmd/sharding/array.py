@@ -30,6 +30,7 @@ from spmd.base.errors import (
     DeletedError,
     DeviceError,
     DtypeError,
+    KeyOperationError,
     MutationError,
     ShardingError,
 )
@@ -263,7 +264,8 @@ class Array(ArrayMethods):
         if self.aval.dtype.names is None or not dtypes.is_key(self.aval.dtype):
             return self._value
         if not is_ours(sys._getframe(2).f_code.co_filename):
-            raise DtypeError(
+            error = KeyOperationError if what == "item" else DtypeError
+            raise error(
                 f"{what}: an array of {dtypes.key_name(self.aval.dtype)} cannot be converted to "
                 "numbers; random.key_data(keys) gives its words"
             )

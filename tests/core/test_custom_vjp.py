@@ -138,7 +138,7 @@ def test_bad_rules_are_named(fwd, bwd, text, around):
 def test_output_structures_must_agree():
     f = with_rules(lambda x: ((x, x), None), lambda r, ct: (ct[0],))
     with pytest.raises(GradError, match="fwd rule of <lambda> returned an output of structure"):
-        spmd.jit(spmd.grad(f))(2.0)
+        spmd.grad(spmd.jit(f))(2.0)
 
 
 @pytest.mark.parametrize("around", [lambda f: f, spmd.jit], ids=["direct", "staged"])
