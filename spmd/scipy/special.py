@@ -40,6 +40,7 @@ from spmd.scipy.special_entropies import (
     reals_of_one_shape,
     rel_entr,
     softmax,
+    strong_reals,
     xlog1py,
     xlogy,
 )
@@ -70,11 +71,6 @@ __all__ = [
 ]  # fmt: skip
 
 _LOG_2PI = math.log(2 * math.pi)
-
-
-def _strong(name: str, *xs: Any) -> list[Any]:
-    """`reals_of_one_shape`, for functions whose results are not weakly typed, as in JAX."""
-    return [lax.convert_element_type(x, typeof(x).dtype) for x in reals_of_one_shape(name, *xs)]
 
 
 _RULES = """`x` keeps its shape; integers become float32 and floats keep their dtype. Raises
@@ -124,7 +120,7 @@ dawsn = _function(
     dawsn_p.bind,
     "Compute Dawson's integral, elementwise: `sqrt(pi)/2 exp(-x**2) erfi(x)`.",
     ("np.array([0.0, 1.0])", "Array([0.       , 0.5380795], dtype=float32)"),
-    _strong,
+    strong_reals,
 )
 
 
@@ -137,7 +133,7 @@ def ndtr(x: Any) -> Array:
     >>> spmd.scipy.special.ndtr(np.array([-np.inf, 0.0, 1.0]))
     Array([0.       , 0.5      , 0.8413447], dtype=float32)
     """
-    (x,) = _strong("ndtr", x)
+    (x,) = strong_reals("ndtr", x)
     return lax.mul(constant_like(x, 0.5), lax.erfc(lax.mul(x, constant_like(x, -math.sqrt(0.5)))))
 
 
@@ -151,7 +147,7 @@ def ndtri(p: Any) -> Array:
     >>> spmd.scipy.special.ndtri(np.array([0.0, 0.5, 1.0]))
     Array([-inf,   0.,  inf], dtype=float32)
     """
-    (p,) = _strong("ndtri", p)
+    (p,) = strong_reals("ndtri", p)
     two, one = constant_like(p, 2.0), constant_like(p, 1.0)
     return lax.mul(constant_like(p, math.sqrt(2)), lax.erf_inv(lax.sub(lax.mul(two, p), one)))
 
@@ -201,7 +197,7 @@ def log_ndtr(x: Any, series_order: int = 3) -> Array:
     """
     if not isinstance(series_order, int) or not 0 <= series_order <= 30:
         raise ArgumentError(f"log_ndtr: series_order must be in 0..30, got {series_order!r}")
-    return _log_ndtr(*_strong("log_ndtr", x), max(series_order, 1))
+    return _log_ndtr(*strong_reals("log_ndtr", x), max(series_order, 1))
 
 
 # ---- gamma functions ---------------------------------------------------------------------------
@@ -298,7 +294,7 @@ def gammasgn(x: Any) -> Array:
     >>> spmd.scipy.special.gammasgn(np.array([-1.5, -0.5, 0.5]))
     Array([ 1., -1.,  1.], dtype=float32)
     """
-    (x,) = _strong("gammasgn", x)
+    (x,) = strong_reals("gammasgn", x)
     floor = lax.floor(x)
     odd = lax.ne(lax.rem(floor, constant_like(x, 2.0)), constant_like(x, 0.0))
     negative = select(odd, constant_like(x, -1.0), constant_like(x, 1.0))
@@ -318,7 +314,7 @@ def gamma(x: Any) -> Array:
     >>> spmd.scipy.special.gamma(np.array([0.5, 3.0, -1.0]))
     Array([1.7724538, 2.       ,       nan], dtype=float32)
     """
-    (x,) = _strong("gamma", x)
+    (x,) = strong_reals("gamma", x)
     return lax.mul(gammasgn(x), lax.exp(lax.lgamma(x)))
 
 
@@ -348,7 +344,7 @@ def poch(z: Any, m: Any) -> Array:
     >>> spmd.scipy.special.poch(1.0, np.array([0.0, 2.0]))
     Array([1., 2.], dtype=float32)
     """
-    z, m = _strong("poch", z, m)
+    z, m = strong_reals("poch", z, m)
     top = lax.add(z, m)
     below = lax.lgamma(z)
     ratio = lax.exp(lax.sub(lax.lgamma(top), below))
@@ -367,7 +363,7 @@ def multigammaln(a: Any, d: Any) -> Array:
     >>> spmd.scipy.special.multigammaln(2.0, 2)
     Array(0.45158267, dtype=float32)
     """
-    (a,) = _strong("multigammaln", a)
+    (a,) = strong_reals("multigammaln", a)
     d = operator.index(d)
     total = as_array(constant_like(a, 0.25 * d * (d - 1) * math.log(math.pi)))
     for k in range(d):
@@ -433,7 +429,7 @@ def beta(a: Any, b: Any) -> Array:
     >>> spmd.scipy.special.beta(1.0, np.array([1.0, 4.0]))
     Array([1.  , 0.25], dtype=float32)
     """
-    a, b = _strong("beta", a, b)
+    a, b = strong_reals("beta", a, b)
     return in_single(_beta, a, b)
 
 
@@ -502,21 +498,21 @@ exp1 = _function(
     exp1_p.bind,
     "Compute the integral of `exp(-t) / t` from x to infinity, elementwise.",
     ("np.array([0.5, 1.0])", "Array([0.5597736 , 0.21938394], dtype=float32)"),
-    _strong,
+    strong_reals,
 )
 expi = _function(
     "expi",
     expi_p.bind,
     "Compute the integral of `exp(t) / t` from -infinity to x, elementwise.",
     ("np.array([0.5, 1.0])", "Array([0.4542199, 1.8951178], dtype=float32)"),
-    _strong,
+    strong_reals,
 )
 spence = _function(
     "spence",
     spence_p.bind,
     "Compute the dilogarithm, elementwise: the integral of `log(t) / (1 - t)` from 1 to x.",
     ("np.array([0.0, 1.0])", "Array([ 1.644934, -0.      ], dtype=float32)"),
-    _strong,
+    strong_reals,
 )
 
 
@@ -533,7 +529,7 @@ def expn(n: Any, x: Any) -> Array:
     """
     if not dtypes.is_integer(typeof(n).dtype) and not isinstance(n, (int, float)):
         raise DtypeError(f"expn: n must be integers, got {typeof(n)}; convert it with .astype(int)")
-    n, x = _strong("expn", n, x)
+    n, x = strong_reals("expn", n, x)
     n = lax.stop_gradient(n)
     return select(lax.lt(n, constant_like(n, 0.0)), constant_like(x, np.nan), expn_p.bind(n, x))
 

@@ -6,6 +6,7 @@ product's rule would give `0 * inf`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,11 @@ def reals_of_one_shape(name: str, *xs: Any) -> list[Any]:
     return [snp.broadcast_to(x, shape) if typeof(x).shape != shape else x for x in out]
 
 
+def strong_reals(name: str, *xs: Any) -> list[Any]:
+    """`reals_of_one_shape`, for functions whose results are not weakly typed, as in JAX."""
+    return [lax.convert_element_type(x, typeof(x).dtype) for x in reals_of_one_shape(name, *xs)]
+
+
 # ---- logarithms and odds -----------------------------------------------------------------------
 
 
@@ -64,31 +70,24 @@ def expit(x: Any) -> Array:
     return lax.logistic(*promote_args_inexact("expit", x))
 
 
-@custom_jvp
-def _xlogy(x: Any, y: Any) -> Any:
-    zero = constant_like(x, 0.0)
-    is_zero = snp.logical_and(lax.eq(x, zero), lax.eq(y, y))
-    return select(is_zero, zero, lax.mul(x, lax.log(y)))
+def _times_logarithm(name: str, log: Callable[[Any], Any], offset: float) -> Any:
+    """`x log(y + offset)` by a function for the logarithm; 0 for x = 0, where it has no slope."""
 
+    def value(x: Any, y: Any) -> Any:
+        zero = constant_like(x, 0.0)
+        is_zero = snp.logical_and(lax.eq(x, zero), lax.eq(y, y))
+        return select(is_zero, zero, lax.mul(x, log(y)))
 
-@_xlogy.defjvp
-def _xlogy_jvp(primals: Any, tangents: Any) -> Any:
-    (x, y), (tx, ty) = primals, tangents
-    return _xlogy(x, y), lax.add(lax.mul(tx, lax.log(y)), lax.mul(ty, _ratio(x, y)))
+    value.__name__ = name
+    function = custom_jvp(value)
 
+    @function.defjvp
+    def jvp(primals: Any, tangents: Any) -> Any:
+        (x, y), (tx, ty) = primals, tangents
+        slope = _ratio(x, lax.add(y, constant_like(y, offset)) if offset else y)
+        return function(x, y), lax.add(lax.mul(tx, log(y)), lax.mul(ty, slope))
 
-@custom_jvp
-def _xlog1py(x: Any, y: Any) -> Any:
-    zero = constant_like(x, 0.0)
-    is_zero = snp.logical_and(lax.eq(x, zero), lax.eq(y, y))
-    return select(is_zero, zero, lax.mul(x, lax.log1p(y)))
-
-
-@_xlog1py.defjvp
-def _xlog1py_jvp(primals: Any, tangents: Any) -> Any:
-    (x, y), (tx, ty) = primals, tangents
-    slope = _ratio(x, lax.add(y, constant_like(y, 1.0)))
-    return _xlog1py(x, y), lax.add(lax.mul(tx, lax.log1p(y)), lax.mul(ty, slope))
+    return function
 
 
 def _ratio(x: Any, y: Any) -> Any:
@@ -99,6 +98,10 @@ def _ratio(x: Any, y: Any) -> Any:
 
 def _one(y: Any) -> Any:
     return constant_like(y, 1.0)
+
+
+_xlogy = _times_logarithm("_xlogy", lax.log, 0.0)
+_xlog1py = _times_logarithm("_xlog1py", lax.log1p, 1.0)
 
 
 def xlogy(x: Any, y: Any) -> Array:

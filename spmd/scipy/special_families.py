@@ -29,21 +29,12 @@ from spmd.lax.special_oscillating import (
     owens_t_p,
     sine_integral_p,
 )
-from spmd.numpy.promotion import check_real, constant_like, promote_args_inexact
+from spmd.numpy.promotion import constant_like, promote_args_inexact
 from spmd.numpy.promotion import promote_dtypes_complex as _to_complex
+from spmd.scipy.special_entropies import reals_of_one_shape, strong_reals
 
 if TYPE_CHECKING:
     from spmd.sharding.array import Array
-
-
-def _real(name: str, *xs: Any) -> list[Any]:
-    out = promote_args_inexact(name, *xs)
-    check_real(name, *out)
-    return out
-
-
-def _strong(name: str, *xs: Any) -> list[Any]:
-    return [lax.convert_element_type(x, typeof(x).dtype) for x in _real(name, *xs)]
 
 
 def in_single(f: Any, *xs: Any) -> Any:
@@ -143,7 +134,7 @@ def fresnel(x: Any) -> tuple[Array, Array]:
     >>> round(float(s), 4), round(float(c), 4)
     (0.4383, 0.7799)
     """
-    (x,) = _strong("fresnel", x)
+    (x,) = strong_reals("fresnel", x)
     return fresnel_s_p.bind(x), fresnel_c_p.bind(x)
 
 
@@ -158,7 +149,7 @@ def sici(x: Any) -> tuple[Array, Array]:
     >>> round(float(si), 4), round(float(ci), 4)
     (0.9461, 0.3374)
     """
-    (x,) = _strong("sici", x)
+    (x,) = strong_reals("sici", x)
     return sine_integral_p.bind(x), cosine_integral_p.bind(x)
 
 
@@ -172,7 +163,7 @@ def owens_t(h: Any, a: Any) -> Array:
     >>> spmd.scipy.special.owens_t(0.0, 1.0)
     Array(0.125, dtype=float32)
     """
-    return owens_t_p.bind(*_strong("owens_t", h, a))
+    return owens_t_p.bind(*strong_reals("owens_t", h, a))
 
 
 # ---- hypergeometric functions ------------------------------------------------------------------
@@ -189,7 +180,7 @@ def hyp1f1(a: Any, b: Any, x: Any) -> Array:
     >>> spmd.scipy.special.hyp1f1(1.0, 2.0, 1.0)
     Array(1.7182819, dtype=float32)
     """
-    return hyp1f1_p.bind(*_strong("hyp1f1", a, b, x))
+    return hyp1f1_p.bind(*strong_reals("hyp1f1", a, b, x))
 
 
 def hyp2f1(a: Any, b: Any, c: Any, x: Any) -> Array:
@@ -202,7 +193,7 @@ def hyp2f1(a: Any, b: Any, c: Any, x: Any) -> Array:
     >>> spmd.scipy.special.hyp2f1(1.0, 1.0, 2.0, 0.5)
     Array(1.3862944, dtype=float32, weak_type=True)
     """
-    return hyp2f1_p.bind(*_real("hyp2f1", a, b, c, x))
+    return hyp2f1_p.bind(*reals_of_one_shape("hyp2f1", a, b, c, x))
 
 
 # ---- recurrences -------------------------------------------------------------------------------
@@ -220,7 +211,7 @@ def bessel_jn(z: Any, *, v: int, n_iter: int = 50) -> Array:
     >>> spmd.scipy.special.bessel_jn(1.0, v=1)
     Array([0.7651977 , 0.44005057], dtype=float32)
     """
-    (z,) = _real("bessel_jn", z)
+    (z,) = reals_of_one_shape("bessel_jn", z)
     try:
         v, n_iter = operator.index(v), operator.index(n_iter)
     except TypeError:
@@ -271,7 +262,7 @@ def sph_harm_y(
         if isinstance(n, Tracer):
             raise ArgumentError("sph_harm_y: n is traced, so n_max, its largest value, is needed")
         n_max = int(np.max(np.asarray(n)))
-    theta, phi = _real("sph_harm_y", theta, phi)
+    theta, phi = reals_of_one_shape("sph_harm_y", theta, phi)
     dtype = typeof(theta).dtype
     shape = np.broadcast_shapes(*(np.shape(x) for x in (n, m, theta, phi)))
     n, order = (snp.broadcast_to(snp.asarray(x), shape) for x in (n, snp.abs(m)))
