@@ -3,8 +3,8 @@
 JAX fills tables after a primitive is made: `primitive_jvps[p] = rule`. The slots of ours look them
 up when they are asked. The conventions are the same: tangents may be `Zero`s, operands with respect
 to which a primitive is transposed are `Linear`s (JAX: `UndefinedPrimal`), a dim that is not batched
-is None. What `mlir.lower_fun` makes of a function is its expansion: the compiler sees the jaxpr of
-the function in the primitive's place. Code that writes MLIR has nothing to write to here.
+is None. `mlir.lower_fun` gives a function as an expansion: the compiler sees its jaxpr in the
+primitive's place. Code that writes MLIR has nothing to write to here.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 
 from spmd.base import dtypes
 
-# What NumPy aligns to, and compiled code may rely on.
+# NumPy aligns to it, and compiled code may rely on that.
 _ALIGNMENT = 16
 _LINE = 64
 # Arrays of fewer bytes are copied as they come: alignment would cost more than it saves.

@@ -355,7 +355,7 @@ JAX_NAMES = {
 }
 
 
-# What `jax_transfer_guard` sets.
+# The settings that `jax_transfer_guard` stands for.
 TRANSFERS = (
     "transfer_guard_host_to_device",
     "transfer_guard_device_to_device",

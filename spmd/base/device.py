@@ -64,8 +64,8 @@ class Device:
         return device_of, (self.platform, self.id)
 
 
-# What JAX calls the memories of its devices. Here a device has one, and these are labels of it:
-# arrays keep the one that they were put in, and all programs read all of them.
+# JAX's names of the memories of a device. Here a device has one memory, and the names are labels:
+# an array keeps the label with which it was put, and programs read all arrays.
 MEMORY_KINDS = "device", "pinned_host", "unpinned_host"
 
 

@@ -44,7 +44,7 @@ class KeyDType:
         return self.dtype.names
 
     def __getattr__(self, name: str) -> Any:
-        # What NumPy's dtypes have besides: `hasobject`, `byteorder`, ...
+        # Other attributes of NumPy's dtypes: `hasobject`, `byteorder`, ...
         if name.startswith("_") or name in KeyDType.__slots__:
             raise AttributeError(name)
         return getattr(self.dtype, name)

@@ -8,7 +8,7 @@ from typing import Any
 
 from spmd.core.ir import Eqn
 
-# What XLA and NCCL call the primitives that move data.
+# The names in XLA and NCCL of the primitives that move data.
 KINDS = {
     "psum": "all_reduce",
     "pmax": "all_reduce",

@@ -328,7 +328,7 @@ class Array(ArrayMethods):
         return format(self._value if self.shape else self._value[()], spec)
 
     def __bytes__(self) -> bytes:
-        # What `bytes` reads of the buffer that JAX's arrays are; without it, it would iterate.
+        # JAX's arrays are buffers, which `bytes` reads; without this method it would iterate.
         if self.shards is not None or self.dtype.kind == "V":
             what = "several devices" if self.shards is not None else str(self.dtype)
             raise BufferError(f"bytes: an array of {what} is no one buffer; take x.tobytes()")

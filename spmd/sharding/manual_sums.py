@@ -1,7 +1,7 @@
 """Unreduced and reduced axes inside of `shard_map`: what types say along manual axes, and casts.
 
-A value that is unreduced along a manual axis varies over it: each device has its term. One that is
-reduced does not. The casts change types and move nothing; their transposes are casts, or `psum`.
+A value that is unreduced along a manual axis varies over it: each device has its term. A reduced
+value does not. The casts change types and move nothing; their transposes are casts, or `psum`.
 """
 
 from __future__ import annotations

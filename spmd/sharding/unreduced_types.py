@@ -1,8 +1,8 @@
 """Unreduced and reduced axes in explicit types: which operations take the terms of a sum.
 
 A value that is *unreduced* along an axis is the sum of the terms that the devices along it hold.
-Only linear operations can work on terms. One that is *reduced* is whole on each device, as without
-the word, and its cotangent is unreduced.
+Only linear operations can work on terms. A *reduced* value is whole on each device, as without the
+word, and its cotangent is unreduced.
 """
 
 from __future__ import annotations

@@ -300,6 +300,10 @@ class InjectingCommunicator(CheckedCommunicator):
         """See `CheckedCommunicator`."""
         self.inner.announce_exit(code)
 
+    def announce_held(self, held: bool) -> None:
+        """See `CheckedCommunicator`."""
+        self.inner.announce_held(held)
+
     def all_ranks_left(self) -> bool:
         """See `CheckedCommunicator`."""
         return self.inner.all_ranks_left()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from spmd.base.errors import CollectiveError, LaunchError
+from spmd.transport.checked import CheckedCommunicator
 from spmd.transport.communicator import ReduceOp
 from spmd.transport.fault_injection import (
     HELP,
@@ -20,6 +21,7 @@ from spmd.transport.fault_injection import (
     parse,
     wrapped,
 )
+from spmd.transport.shm.communicator import ShmCommunicator
 from spmd.transport.threads import LocalGroup
 
 
@@ -152,6 +154,13 @@ def test_every_collective_can_be_swapped_and_raises(call):
         job(2, "swap-op:rank=1,op=0", call)
     with pytest.raises(InjectedFault):
         job(2, "raise:rank=1,op=0", call)
+
+
+def test_all_that_a_transport_implements_is_forwarded():
+    own = [name for name in vars(ShmCommunicator) if name in dir(CheckedCommunicator)]
+    public = {name for name in own if not name.startswith("_")}
+    assert {"announce_held", "announce_failure", "trouble"} <= public
+    assert public <= vars(InjectingCommunicator).keys()
 
 
 def test_kill_sends_a_signal(monkeypatch):

@@ -62,20 +62,21 @@ def render_points(kernel: Kernel, text: Text) -> Launch:
     if items == 1:
         text.add(f"const {body.index} point = {first};")
         text.add(f"if (point >= {points}) return;")
-        _one_point(body, "point")
+        _one_point(body)
     else:
         text.add("#pragma unroll")
         with text.block(f"for (int item = 0; item < {items}; item++)"):
             text.add(f"const {body.index} point = {first} + item * {THREADS};")
             text.add(f"if (point >= {points}) return;")
-            _one_point(body, "point")
+            _one_point(body)
     return Launch(-(-points // (THREADS * items)), (THREADS, 1))
 
 
-def _one_point(body: Body, point: str) -> None:
+def _one_point(body: Body) -> None:
+    """Write the work of the thread's `point`."""
     kernel = body.kernel
     with body.scope():
-        body.index_of(range(len(kernel.sizes)), digits(point, kernel.sizes))
+        body.index_of(range(len(kernel.sizes)), digits("point", kernel.sizes))
         for step in kernel.passes:
             with body.scope():
                 body.instrs(step)

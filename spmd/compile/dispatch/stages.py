@@ -136,7 +136,7 @@ class Traced(Stage):
     out_shardings: tuple[Sharding | None, ...]
     # The jaxpr in which shardings are constraints.
     program: ClosedJaxpr
-    # What `set_mesh` had set.
+    # The mesh that `set_mesh` had set.
     mesh: Mesh | None = None
     keep_unused: bool = False
     # The device that `jit` was told.

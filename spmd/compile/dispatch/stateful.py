@@ -36,7 +36,7 @@ class StatefulCalls:
     def __init__(self, fun: Callable[..., Any], signature: Signature, jit: Callable[..., Any]):
         self.fun, self.signature, self.jit = fun, signature, jit
         self._pure: dict[Any, Callable[..., Any]] = {}
-        # Those that calls before had to take as values: the next one begins with them.
+        # The cells that earlier calls took as values: the next call begins with them.
         self._closed: list[Cell] = []
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

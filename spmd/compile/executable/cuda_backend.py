@@ -1,7 +1,8 @@
 """The CUDA backend: values in the memory of GPUs, and runs whose work is in their streams.
 
-The one idea: an array keeps its values where they were last needed. One that the host made moves to
-the device with its first use by a program there, and keeps the host's copy, since neither changes.
+The one idea: an array keeps its values where they were last needed. An array that the host made
+moves to the device with its first use by a program there. It keeps the host's copy, since neither
+changes.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ CHOLESKY, TRIANGULAR, SOLVE, LU = "cholesky", "triangular_solve", "solve", "lu"
 QR, UPPER = "qr", "upper"
 EIGH, EIGENVALUES, SVD, SINGULAR_VALUES = "eigh", "eigenvalues", "svd", "singular_values"
 
-# What each reads and writes. Where both are the same without it, the rows are LAPACK's columns.
+# The layouts that each reads and writes. Where a call serves both, the rows are LAPACK's columns.
 READS = {
     CHOLESKY: ("rows",),
     TRIANGULAR: ("rows", "rows"),

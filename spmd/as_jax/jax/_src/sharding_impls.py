@@ -37,7 +37,7 @@ __all__ = [
     "thread_resources",
 ]
 
-# What `jax._src.mesh` calls it.
+# Its name in `jax._src.mesh`.
 get_concrete_mesh = _ours.get_mesh
 
 

@@ -31,35 +31,35 @@ Shape = Sequence[DimSize]
 
 @runtime_checkable
 class SupportsDType(Protocol):
-    """Whatever has a dtype."""
+    """A value with a dtype."""
 
     @property
     def dtype(self) -> Any: ...
 
 
 class SupportsShape(Protocol):
-    """Whatever has a shape."""
+    """A value with a shape."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
 
 class SupportsSize(Protocol):
-    """Whatever has a number of elements."""
+    """A value with a number of elements."""
 
     @property
     def size(self) -> int: ...
 
 
 class SupportsNdim(Protocol):
-    """Whatever has a number of dims."""
+    """A value with a number of dims."""
 
     @property
     def ndim(self) -> int: ...
 
 
 class DuckTypedArray(Protocol):
-    """Whatever has the shape and dtype of an array."""
+    """A value with the shape and dtype of an array."""
 
     @property
     def dtype(self) -> Any: ...

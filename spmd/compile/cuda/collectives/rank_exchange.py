@@ -1,11 +1,10 @@
 """Exchanges between GPUs of several processes, by NCCL, in the devices' own memory.
 
 The one idea: a collective is a few calls of NCCL for each device, known but for the addresses when
-it is compiled, and put into the devices' exchange streams as one group, between events; the host
-waits for no GPU. Moves
-are of bytes, whatever the dtype. What NCCL can't reduce, or would move in too many rows, goes
-through the host (`collectives/host_execution.py`); all ranks decide alike, as they compile the same
-program.
+it is compiled. They are put into the devices' exchange streams as one group, between events; the
+host waits for no GPU. Moves are of bytes, whatever the dtype. Reductions that NCCL lacks, and moves
+of too many rows, go through the host (`collectives/host_execution.py`); all ranks decide alike, as
+they compile the same program.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from spmd.transport.world import after_recovery
 # Each row of a collective that is not along the first dim is a call of its own.
 MOST_ROWS = 64
 
-# What NCCL reduces as it is: its name of the dtype, and the elements of it in one of ours.
+# The dtypes that NCCL reduces: its name for each, and how many of its elements one of ours has.
 _NUMBERS = {
     "int8": ("NCCL_INT8", 1),
     "uint8": ("NCCL_UINT8", 1),

@@ -3,8 +3,8 @@
     text = translate(module, "kernel_...", "checked").text
     # defines void @emulated_checked_kernel_...(ptr environment): a whole launch
 
-A text has everything that only its function needs: functions that it calls, constants. What
-instructions mean is in one file for each family; `_FAMILIES` says which knows which.
+A text has everything that only its function needs: functions that it calls, constants. A family of
+instructions has its meaning in a file of its own; `_FAMILIES` lists them.
 """
 
 from __future__ import annotations

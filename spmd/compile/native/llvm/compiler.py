@@ -377,7 +377,7 @@ class Loader:
         is_control = sharing.is_control(sources[0])
         free = self._emitters[is_control]
         try:
-            # The one that was used last: LLVM's set-up at the first use is done.
+            # The last one used: LLVM's set-up at the first use is done.
             emitter = free.pop()
         except IndexError:
             emitter = _Emitter(self._llvm, self._target_machine(0 if is_control else 2))

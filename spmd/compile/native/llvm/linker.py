@@ -3,9 +3,9 @@
 The one idea: our code needs little of a linker, and that little is a page of arithmetic. A text
 becomes code, constants and sometimes variables; its references are to the same module, to one
 that is linked with it, or to exports of the process. Functions of the process may be further away
-than a call reaches, so calls go by a stub behind the code that reads a table of addresses. Whatever
-else an object may hold (code of other processors, tables for unwinding, thread-local variables) is
-unfamiliar, and left to LLVM's linker, which takes several times as long and first needs LLVM.
+than a call reaches, so calls go by a stub behind the code that reads a table of addresses. Objects
+with anything else (code of other processors, tables for unwinding, thread-local variables) are left
+to LLVM's linker, which takes several times as long and first needs LLVM.
 
 Formulas: System V Application Binary Interface, AMD64 Architecture Processor Supplement, table 4.9.
 """

@@ -62,7 +62,7 @@ class NativeProgram:
 
     # Whether native entry points may call it with the addresses of arrays of the host.
     has_entry_points = True
-    # What its platform stores with its words, in built-in types.
+    # Facts that its platform stores with its words, in built-in types.
     kept: Any = None
 
     def __init__(

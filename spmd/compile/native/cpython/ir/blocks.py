@@ -10,7 +10,7 @@ from spmd.compile.native.cpython.ir.calls import call_python
 from spmd.compile.native.cpython.object_layout import Layout
 from spmd.compile.native.llvm.function_builder import Function, Ptr, Value, define
 
-# What `spmd_block_setup` notes: the function for a block of a class whose list is empty, that for
+# The words of `spmd_block_setup`: the function for a block of a class whose list is empty, that for
 # memory whose list is full, the type of blocks, None.
 _ALLOC_OF, _GIVE_BACK, _BLOCK, _NONE = range(0, 32, 8)
 

@@ -221,7 +221,7 @@ def _make_blocks(
     f.ret(1)
 
 
-# What `make_next` is handed: the entry point, the entry of the next result, the frames, the
+# The fields that `make_next` gets: the entry point, the entry of the next result, the frames, the
 # operands, the bytes object for results, and the blocks.
 _FIELDS, _ENTRY, _FRAMES, _GIVEN, _SLAB, _MADE = range(0, 48, 8)
 
