@@ -481,3 +481,47 @@ def gradient_with_respect_to_a_leaf_on_other_devices():
     half = Mesh(np.array(spmd.devices()[:2]), ("z",))
     tree = {"a": [put(automatic(), "x")], "b": put(half, "z")}
     return grad(lambda t: (t["a"][0] * t["b"]).sum())(tree)
+
+
+@mistake("jit_over_meshes")
+def structure_that_does_not_divide():
+    rows = NamedSharding(automatic(4), P("x"))
+    w = spmd.ShapeDtypeStruct((10,), np.float32, sharding=rows)
+    return jit(lambda params: params["w"] * 2).lower({"w": w})
+
+
+@mistake("jit_over_meshes")
+def constraint_of_a_text():
+    rows = NamedSharding(automatic(), P("x"))
+    return jit(lambda x: lax.with_sharding_constraint((x, "adam"), rows))(jnp.ones(8))
+
+
+@mistake("jit_over_meshes")
+def constraints_of_another_structure():
+    rows = NamedSharding(automatic(), P("x"))
+    return jit(lambda x: lax.with_sharding_constraint({"w": x}, {"b": rows}))(jnp.ones(8))
+
+
+@mistake("jit_over_meshes")
+def step_that_does_not_fit_the_memory():
+    def step(x):
+        return jnp.broadcast_to(x[:, None], (8, 1 << 40)) + 1
+
+    return jit(step)(put(automatic(), "x").sum(1))
+
+
+@mistake("maps")
+def map_over_axes_of_a_map_around():
+    mesh = automatic()
+    inside = spmd.shard_map(lambda x: x * 2, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    f = spmd.shard_map(inside, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    return f(jnp.ones(8))
+
+
+@mistake("maps")
+def map_inside_that_names_an_axis():
+    def outside(x):
+        return spmd.shard_map(lambda x: x * 2, in_specs=P("y"), out_specs=P("y"))(x)
+
+    f = spmd.shard_map(outside, mesh=automatic(), in_specs=P("x"), out_specs=P("x"))
+    return f(jnp.ones(8))

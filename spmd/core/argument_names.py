@@ -81,6 +81,8 @@ def _how_to_bind(what: str, name: str) -> str:
         return "Name its position in static_broadcasted_argnums, or bind it with functools.partial."
     if what.startswith("device_put"):
         return "Devices hold arrays and numbers only: keep other values beside them."
+    if what == "with_sharding_constraint":
+        return "Only arrays and numbers have layouts: leave other values out."
     kind = what.partition("(")[0]
     root = name.partition("[")[0].partition(".")[0]
     if root != name:

@@ -164,7 +164,8 @@ def constrain_tree(
     leaves = [leaf for _, leaf in pairs]
     names = [f"{name}{keystr(path)}" for path, _ in pairs]
     check_arrays(what, names, leaves)
-    places = broadcast_prefix(shardings, x, what, is_placement)
+    given = what if what.endswith("shardings") else f"{what}: shardings"
+    places = broadcast_prefix(shardings, x, given, is_placement, name)
     if asserts and places and all(place is None for place in places):
         raise ArgumentError(
             f"{current_source()}: {what}: the sharding None constrains nothing; give P() for a "

@@ -179,6 +179,7 @@ class Traced(Stage):
                     f"{current_source()}: lower: lowering_platforms has {platform!r}; programs are "
                     f"lowered for where their arguments are, here {backend.platform!r}"
                 )
+        _check_structures(self)
         final = pipeline.run_passes(self.program, report, backend.passes(pipeline.PASSES))
         return Lowered(self, final, report)
 
@@ -318,6 +319,20 @@ def _place_of(traced: Traced) -> SingleDeviceSharding | None:
     return next((s for s in places if isinstance(s, SingleDeviceSharding)), None)
 
 
+def _check_structures(traced: Traced) -> None:
+    """Raise unless arrays like the structures among the arguments can be laid out as they say."""
+    for k, x in enumerate(traced.split.leaves):
+        if type(x) is ShapeDtypeStruct and isinstance(x.sharding, NamedSharding):
+            x.sharding.check_placing(x.shape, _called(traced, k))
+
+
+def _called(traced: Traced, k: int) -> str:
+    """What errors call an argument, behind the user's line and the function."""
+    names = traced.jaxpr.jaxpr.arg_names
+    name = names[k] if k < len(names) and names[k] else f"argument {k}"
+    return f"{current_source()}: lower({traced.fun_name}): {name}"
+
+
 def _check_places(traced: Traced) -> None:
     """Raise unless structures say how arrays can be laid out, over the same devices."""
     first, closed = None, traced.jaxpr
@@ -328,14 +343,12 @@ def _check_places(traced: Traced) -> None:
         lies = x._sharding if type(x) is Array else getattr(x, "sharding", None)
         if not isinstance(lies, Sharding):
             continue
-        name = f"{current_source()}: lower({traced.fun_name}): argument {k}"
+        name = _called(traced, k)
         if not lies._is_concrete:
             raise ShardingError(
                 f"{name} is laid out by {lies}, and its mesh has no devices to compile for; give a "
                 "NamedSharding over a Mesh"
             )
-        if type(x) is ShapeDtypeStruct and isinstance(lies, NamedSharding):
-            lies.check_placing(x.shape, name)
         if first is not None and lies.device_set != first.device_set:
             raise DeviceError(
                 f"{name} is laid out by {lies}, and another argument by {first}: these are not the "

@@ -76,7 +76,7 @@ class Backend:
     # For errors: a report of who holds the memory of some devices, given the arguments of a call
     # and the bytes of its temporaries.
     memory_report: Callable[[Sequence[Device | None], Sequence[ShapedArray], int], str] = (
-        lambda devices, arguments, work: ""
+        lambda devices, arguments, work: f".\n{needs_less(arguments, work)}"
     )
     # The memory of a donated operand for a result, by its number among the operands of a device, if
     # nothing else refers to it; there may be the same operand of other devices behind.
@@ -102,6 +102,14 @@ class Backend:
 
 
 # ---- the CPU's ---------------------------------------------------------------------------------
+
+
+def needs_less(arguments: Sequence[ShapedArray], work: int) -> str:
+    """What would need less memory than a call of arguments whose temporaries are `work` bytes."""
+    lines = ["NamedSharding splits an array over several devices."]
+    if work > sum(aval.nbytes for aval in arguments):
+        lines.insert(0, "Smaller batches need less work memory; checkpoint does so for gradients.")
+    return "\n".join(lines)
 
 
 def _alloc(nbytes: int, device: Device | None) -> Any:

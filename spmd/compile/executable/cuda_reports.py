@@ -16,6 +16,7 @@ from spmd.base.device import Device
 from spmd.base.errors import CudaError
 from spmd.compile.cuda.driver import Driver, driver
 from spmd.compile.cuda.program import CudaProgram
+from spmd.compile.executable.backend import needs_less
 from spmd.core.aval import ShapedArray
 from spmd.sharding.array import Array
 from spmd.sharding.future import DeviceMemory
@@ -131,9 +132,7 @@ def memory_report(
         lines.append(f"This call and constants of programs hold {size_text(other)}.")
     if held > given:
         lines.append("x.delete() frees an array that is not needed any more.")
-    if work > given:
-        lines.append("Smaller batches need less work memory; checkpoint does so for gradients.")
-    lines.append("NamedSharding splits an array over several devices.")
+    lines.append(needs_less(arguments, work))
     return "\n".join(lines)
 
 

@@ -210,7 +210,7 @@ class Executable:
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         """Run on arguments of exactly the avals compiled for, now or beside Python."""
         # Before anything is written over a donated argument.
-        home = common_home(leaves, self.names)
+        home = common_home(leaves, self.names, name=self.native.name)
         # Where the queue is empty it takes long programs only.
         in_queue = (QUEUE.jobs or self.native.is_long) and belongs_in_queue(self.native, leaves)
         results = self.call(leaves, bool(in_queue))
@@ -389,12 +389,16 @@ def _forwarded(x: Any, aval: ShapedArray, home: SingleDeviceSharding | None) -> 
 
 
 def common_home(
-    operands: Sequence[Any], names: Sequence[str] = (), in_any_order: bool = False
+    operands: Sequence[Any],
+    names: Sequence[str] = (),
+    in_any_order: bool = False,
+    name: str = "",
 ) -> SingleDeviceSharding | None:
     """The one device that operands are committed to, if there is one.
 
     Raises a `DeviceError` that names two operands if they are committed to other devices, or to the
-    same in another order, unless that may be `in_any_order`; `names` are what a user calls them.
+    same in another order, unless that may be `in_any_order`; `names` are what a user calls them,
+    and `name` is that of the function.
     """
     home, first = None, None
     for x in operands:
@@ -408,7 +412,7 @@ def common_home(
             one, other = x._sharding.layout[0], first.sharding.layout[0]
             is_far = one != other and not (in_any_order and set(one) == set(other))
             if is_far or _platform(x.sharding) != _platform(first.sharding):
-                raise _far_apart(operands, names, first, x)
+                raise _far_apart(operands, names, first, x, name)
     return home
 
 
@@ -420,7 +424,7 @@ def _platform(sharding: Sharding) -> str:
 
 
 def _far_apart(
-    operands: Sequence[Any], names: Sequence[str], one: Array, other: Array
+    operands: Sequence[Any], names: Sequence[str], one: Array, other: Array, name: str
 ) -> DeviceError:
     """The error for two operands that are committed to different devices."""
     numbers = [next(k for k, x in enumerate(operands) if x is y) for y in (one, other)]
@@ -430,8 +434,9 @@ def _far_apart(
         for name, x in zip(known, (one, other), strict=True)
     ]
     source, target = known if names else ("x", "y")
+    what = f"jit({name}): " if names and name else ""
     return DeviceError(
-        f"{current_source()}: operands are committed to different devices, {places[0]} and "
+        f"{current_source()}: {what}operands are committed to different devices, {places[0]} and "
         f"{places[1]}; move one: device_put({source}, {target}.sharding)"
     )
 

@@ -97,7 +97,7 @@ class MeshProgram:
 
     def __call__(self, leaves: Sequence[Any]) -> list[Array]:
         """Run on arguments of exactly the avals compiled for."""
-        common_home(leaves, self.names)
+        common_home(leaves, self.names, name=self.called)
         rows = zip(self._operands, self._is_placed, strict=True)
         given = [leaves[k] if k is not None and placed else None for (k, _), placed in rows]
         check_on_devices(self._devices, given, self._describe)
