@@ -21,7 +21,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from spmd.as_jax import report
+from spmd.as_jax import absent, report
 from spmd.as_jax.refuse import missing, refusal, refusing
 from spmd.base.errors import ArgumentError
 from spmd.transport.world import share_values
@@ -60,6 +60,7 @@ _MOVED = {
     "_src.numpy.util": "_src.numpy_util",
     "_src.partition_spec": "sharding",
     "_src.random": "random",
+    "_src.random.threefry2x32": "_src.threefry2x32",
     "_src.scipy": "scipy",
     "_src.sharding": "_src.sharding_impls",
     "_src.source_info_util": "extend.source_info_util",
@@ -96,7 +97,7 @@ class _Alias(Loader):
                 setattr(module, name, self.before[name])
             elif name in vars(module):
                 delattr(module, name)
-        _watch(self.target, module)
+        _prepare(self.target, module)
 
 
 class _Refusing(Loader):
@@ -190,7 +191,9 @@ def _in_its_place(rest: str) -> str:
     return rest
 
 
-def _watch(name: str, module: Any) -> None:
+def _prepare(name: str, module: Any) -> None:
+    if name == "spmd.lax" and installed():
+        absent.add_to(module)
     if not name.startswith(FACADES):  # which report missing names themselves
         report.watch(module)
 
@@ -233,7 +236,7 @@ def below(package: str) -> Callable[[str], Any]:
             return absent(name)
         report.note("module", whole)
         value = _find(ours)
-        _watch(ours, value)
+        _prepare(ours, value)
         setattr(sys.modules[FACADES + package[3:]], name, value)  # found without this from now on
         return value
 

@@ -49,6 +49,38 @@ def execute(command: list[str], **environment: str) -> subprocess.CompletedProce
 # ---- modules -----------------------------------------------------------------------------------
 
 
+def test_private_modules_that_libraries_use(tmp_path):
+    program = """
+        import jax, jax.numpy as jnp
+        from jax._src import literals
+        import jax._src.random.threefry2x32 as threefry
+        from jax.extend.core import Primitive
+
+        # Every primitive of JAX has its name: libraries register rules for all of them.
+        assert isinstance(jax.lax.tile_p, Primitive) and jax.lax.device_put_p.name == "device_put"
+        try:
+            jax.lax.tile_p.bind(1.0, reps=(2,))
+        except NotImplementedError as error:
+            assert "jax.lax.tile_p: spmd expresses it by other primitives" in str(error)
+        else:
+            raise AssertionError
+
+        words = threefry.threefry_seed(jnp.array(3))
+        assert words.tolist() == jax.random.PRNGKey(3).tolist()
+        two = threefry.threefry_split(words, (2,))
+        assert two.tolist() == jax.random.split(jax.random.PRNGKey(3)).tolist()
+        folded = threefry.threefry_fold_in(words, 7)
+        assert folded.tolist() == jax.random.fold_in(jax.random.PRNGKey(3), 7).tolist()
+        bits = threefry.threefry_random_bits(words, 16, (4,))
+        assert bits.tolist() == jax.random.bits(jax.random.PRNGKey(3), (4,), "uint16").tolist()
+
+        half = literals.TypedFloat(0.5, jnp.dtype("float16"))
+        assert half == 0.5 and half.dtype == jnp.float16 and jnp.sin(half).dtype == jnp.float32
+        assert literals.TypedInt(2, "int8") + 1 == literals.TypedComplex(3, "complex64")
+    """
+    run(program, folder=tmp_path)
+
+
 def test_modules_are_ours_under_a_second_name(tmp_path):
     program = """
         import jax, jax.numpy as jnp, jax.numpy.linalg, jax.scipy.stats.norm as norm
