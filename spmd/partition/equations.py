@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from spmd.base import dtypes
+from spmd.base.context import state
 from spmd.core.aval import NO_AXES, typeof
 from spmd.core.ir import Eqn, Var
 from spmd.core.primitive import Dims
@@ -28,7 +29,7 @@ from spmd.partition.checks import write_check
 from spmd.partition.halos import HALO
 from spmd.partition.indexing import ROWS
 from spmd.partition.kinds import Kind
-from spmd.partition.moves import is_uneven
+from spmd.partition.moves import Root, is_uneven
 from spmd.partition.parts import bound, split_by, without_padding
 from spmd.partition.propagate import Axes, Cell, Split, even
 from spmd.partition.rules import may_split
@@ -38,6 +39,7 @@ from spmd.partition.strategies.rooted import rows_of_one, write_at_root
 from spmd.partition.values import (
     Form,
     Origin,
+    Plain,
     Sizes,
     Value,
     part_shape,
@@ -45,15 +47,14 @@ from spmd.partition.values import (
     unsplit,
     whole,
 )
-from spmd.partition.ways import REPEAT_FROM, Repeat, Way
+from spmd.partition.ways import RENAMES, REPEAT_FROM, Repeat, Way, plain_as
 
 # Of these, a sum of terms of the operand is the sum of the results: the operand may stay partial.
 _UNARY_LINEAR = (neg_p, permute_dims_p, reshape_p, reduce_sum_p, squeeze_p)
 _SUMS = (add_any_p, add_p, sub_p)
-# Of these, results have the operand's elements.
-RENAMES = frozenset({convert_element_type_p, permute_dims_p})
 # The operands in which these are linear.
 _SCALINGS = {div_p: (0,), mul_p: (0, 1)}
+_KEEP_TERMS = frozenset((*_UNARY_LINEAR, *_SUMS, *_SCALINGS, convert_element_type_p))
 
 
 def write_equation(
@@ -81,16 +82,16 @@ def write_equation(
             found = eqn.prim.bind(*parts, **eqn.params)
             outs = found if eqn.prim.multiple else [found]
         return [whole(cell, x) for cell, x in zip(cells, outs, strict=True)]
-    key, has_terms = [grid], False
+    key, has_terms, has_root = [grid], False, False
     for x in operands:
         cell = x.cell
         if cell.unreduced:
             return _on_unreduced(eqn, rule, operands, cells, sizes)
         axes, free = cell.axes, NO_AXES
         if len(x.forms) == 1:
-            ((split, over, _),) = x.forms
+            ((split, over, how),) = x.forms
             if over:
-                has_terms = True
+                has_terms, has_root = True, has_root or type(how) is Root
             elif split != axes:
                 free = x.axes_whole()
         else:
@@ -100,13 +101,12 @@ def write_equation(
         made = _carried_on(eqn, operands[0], cells[0], sizes)
         if made is not None:
             return [made]
-    if has_terms:
+    if has_root:
         found = write_at_root(eqn, rule, operands, cells, sizes)
         if found is not None:
             return found
-        kept = _kept_partial(eqn, rule, operands, sizes)
-        if kept:
-            return [_on_terms(eqn, rule, operands, cells[0], kept, sizes)]
+    if has_terms and (kept := _kept_partial(eqn, rule, operands, sizes)):
+        return [_on_terms(eqn, kind, operands, cells[0], kept, sizes, repeat)]
     if eqn.prim is slice_p:
         made = rows_of_one(eqn, operands[0], cells[0], sizes)
         if made is not None:
@@ -120,10 +120,10 @@ def write_equation(
         way = kind.keep(found, Way(eqn, kind, operands, cells, sizes))
     stays = way.stays and cells[0].axes == way.splits[0] and not cells[0].unreduced
     made = _on_parts(eqn, rule, way, operands, cells, sizes)
-    if stays and repeat is not None:
+    if stays and repeat is not None and not has_terms:
         types = tuple([x[1] if type(x) is tuple else x for x in repeat[REPEAT_FROM:]])
         if (known := way.known.get(types)) is not None:
-            kind.keep_repeat(repeat, Repeat(eqn, way, known))
+            kind.keep_repeat(repeat, Repeat(eqn, known, way.made[0], way.params))
     return made
 
 
@@ -159,9 +159,9 @@ def _on_parts(
     made = []
     for k, cell in enumerate(cells):
         made.append(value := Value(cell, {way.made[k]: outs[k]}))
-        if not way.over and not cell.unreduced and cell.axes == way.splits[k]:
-            if type(part := outs[k]) is JaxprTracer:
-                value.plain = (cell.axes, part.aval), part
+        if type(part := outs[k]) is JaxprTracer and not cell.unreduced:
+            if way.made[k][1] or (cell.axes == way.splits[k] and not way.over):
+                value.plain = _plain(way.made[k], part)
     if eqn.prim is broadcast_in_dim_p:
         made[0].is_zero = operands[0].is_zero
     elif eqn.prim in RENAMES and type(eqn.invars[0]) is Var:
@@ -285,17 +285,19 @@ def _kept_partial(eqn: Eqn, rule: Dims, operands: Sequence[Value], sizes: Sizes)
     None do where that is not exact, where a total would have to be made more than once, or where a
     split dim has to be whole, as one that a reshape merges behind another.
     """
-    forms = [x.partial() if x.uses <= 1 else None for x in operands]
-    partial = tuple(k for k, form in enumerate(forms) if form is not None)
-    if any(form is not None and form[2] != "add" for form in forms):
+    if eqn.prim not in _KEEP_TERMS:
         return ()
-    for x, form in zip(operands, forms, strict=True):
-        if form is not None and is_uneven(x.cell.shape, form[0], sizes):
+    partial: tuple[int, ...] = ()
+    for k, x in enumerate(operands):
+        form = x.partial() if x.uses <= 1 else None
+        if form is None:
+            continue
+        if form[2] != "add" or is_uneven(x.cell.shape, form[0], sizes):
             return ()
-    for form, labels in zip(forms, rule.operands, strict=True):
-        pairs = zip(labels, form[0] if form else (), strict=False)
-        if any(axes and not may_split(rule, label) for label, axes in pairs):
-            return ()
+        for label, axes in zip(rule.operands[k], form[0], strict=True):
+            if axes and not may_split(rule, label):
+                return ()
+        partial += (k,)
     if eqn.prim in _UNARY_LINEAR:
         return partial
     if eqn.prim is convert_element_type_p:
@@ -311,13 +313,20 @@ def _kept_partial(eqn: Eqn, rule: Dims, operands: Sequence[Value], sizes: Sizes)
 
 def _on_terms(
     eqn: Eqn,
-    rule: Dims,
+    kind: Kind,
     operands: Sequence[Value],
     cell: Cell,
     kept: tuple[int, ...],
     sizes: Sizes,
+    repeat: Any,
 ) -> Value:
-    """A linear equation on the terms of partial operands, whose result is partial like them."""
+    """A linear equation on the terms of partial operands, whose result is partial like them.
+
+    With a key in `repeat` what is written is kept, if nothing moved and it is one equation.
+    """
+    rule, written = kind.rule, cast(list[Eqn], getattr(state.trace, "eqns", []))
+    assert rule is not None
+    count = len(written)
     if len(kept) == 2:
         split, over = _meeting(operands, cell, sizes)
         for x in operands:
@@ -333,8 +342,27 @@ def _on_terms(
     shared = set(rule.results[0])
     more = tuple(a for label, own in axes.items() if label not in shared for a in own)
     out = split_by(rule.results[0], axes)
-    (made,) = bound(eqn, rule, parts, [out], sizes, {})
-    return Value(cell, {(out, (*over, *more), "add"): made})
+    (part,) = bound(eqn, rule, parts, [out], sizes, {})
+    form = out, (*over, *more), "add"
+    made = Value(cell, {form: part})
+    if type(part) is not JaxprTracer or cell.unreduced:
+        return made
+    made.plain = _plain(form, part)
+    # What was read in another form is not plain any more.
+    pairs = zip(operands, eqn.invars, strict=True)
+    stays = all([x.plain is not None for x, atom in pairs if type(atom) is Var])
+    if repeat is not None and stays and len(written) == count + 1:
+        last = written[-1]
+        sizes_of_parts = {n: v for n, v in last.params.items() if v is not eqn.params[n]}
+        known = (part.aval,), last.effects, NO_AXES, ()
+        kind.keep_repeat(repeat, Repeat(eqn, known, form, sizes_of_parts or None))
+    return made
+
+
+def _plain(form: Form, part: JaxprTracer) -> tuple[Plain, JaxprTracer] | None:
+    """How a value with this form alone is plain."""
+    found = plain_as(form, part.aval)
+    return None if found is None else (found, part)
 
 
 def _common(operands: Sequence[Value]) -> Axes:

@@ -27,6 +27,8 @@ from spmd.partition.unasked import here
 # which one device has it, and that device.
 Form = tuple[Split, Axes, str | Root]
 Sizes = Mapping[Any, int]
+# How a value with one form is split, the type of its part, and of terms of a sum their axes.
+Plain = tuple[Split, ShapedArray] | tuple[Split, ShapedArray, Axes]
 
 # A gathered argument is let go if none of so many equations reads it, and it has so many bytes more
 # than the part that a device holds anyway.
@@ -41,7 +43,8 @@ class Value:
     of one, `read_at` has the equation, by its number, that read each form last, `now` the one that
     is being written. The `origin` is an operand of which forms can be made without a move; values
     that have this one for their origin are `renamed`. A value is `plain` if it has one form
-    alone, as its cell says: these are the split with the part's type, and the part.
+    alone, as its cell says, or terms of a sum: these are the split with the part's type, and for
+    terms their axes, and the part.
     """
 
     __slots__ = (
@@ -65,7 +68,7 @@ class Value:
         self.source = state.source  # the line that makes it
         self.now = 0
         self.read_at: dict[Form, int] | None = None
-        self.plain: tuple[tuple[Split, ShapedArray], JaxprTracer] | None = None
+        self.plain: tuple[Plain, JaxprTracer] | None = None
         self.origin: Origin | None = None
         self.renamed: dict[Any, Value] = {}
 

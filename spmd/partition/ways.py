@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from spmd.base.context import state
-from spmd.core.aval import typeof
+from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.ir import Eqn, Literal, Var
 from spmd.core.primitive import Dims
 from spmd.core.stage import PYTHON_SCALARS, JaxprTrace, JaxprTracer, Known
-from spmd.core.structural import broadcast_in_dim_p
+from spmd.core.structural import broadcast_in_dim_p, permute_dims_p
+from spmd.lax.convert import convert_element_type_p
 from spmd.lax.scatter import scatter_add_p
 from spmd.lax.sort import sort_p
 from spmd.partition.cost import Choice
@@ -30,7 +31,7 @@ from spmd.partition.rules import has_sizes, local_sizes
 from spmd.partition.strategies.attention import ATTENTION, seconds_inside
 from spmd.partition.strategies.ordering import PICKS
 from spmd.partition.strategies.sorting import sort_seconds
-from spmd.partition.values import Form, Sizes, Value, part_shape, total_form
+from spmd.partition.values import Form, Plain, Sizes, Value, part_shape, total_form
 
 # Seconds of the exchanges inside of an equation, for the choice of axes.
 _INSIDE = {**dict.fromkeys(ATTENTION, seconds_inside), sort_p: sort_seconds}
@@ -98,6 +99,9 @@ class Way:
         return found if eqn.prim.multiple else [found]
 
 
+# Of these, results have the operand's elements.
+RENAMES = frozenset({convert_element_type_p, permute_dims_p})
+
 # The keys of repeats: first a grid and four things that are known of the result, then operands.
 REPEAT_FROM = 5
 
@@ -105,17 +109,21 @@ REPEAT_FROM = 5
 class Repeat:
     """How an equation is written again, where operands are plain and laid out as those before.
 
-    Nothing moves, no cell changes: the equation of the `known` types is written on the very parts.
+    Nothing moves, no cell changes: the equation of the `known` types is written on the very parts,
+    and its result has one form. If it `renames` a value that is whole, that is its origin.
     """
 
-    __slots__ = ("casts", "effects", "form", "params", "plain", "repeats", "type", "union")
+    __slots__ = (
+        "casts", "effects", "form", "params", "plain", "renames", "repeats", "type", "union",
+    )  # fmt: skip
 
-    def __init__(self, eqn: Eqn, way: Way, known: Any):
+    def __init__(self, eqn: Eqn, known: Any, form: Form, params: dict[str, Any] | None):
         (self.type,), self.effects, self.union, self.casts = known
-        self.params, self.form = way.params, way.made[0]
-        # The result is plain, and known by these, unless it is over some axes.
-        self.plain = None if way.over else (way.splits[0], self.type)
+        # The parameters that are other ones on parts.
+        self.params, self.form = params, form
+        self.plain = plain_as(form, self.type)
         self.repeats = eqn.prim is broadcast_in_dim_p
+        self.renames = eqn.prim in RENAMES and not form[1]
 
     def write(
         self, eqn: Eqn, values: Mapping[Any, Value], cell: Cell, trace: JaxprTrace, source: Any
@@ -143,6 +151,14 @@ class Repeat:
             a = eqn.invars[0]
             made.is_zero = values[a].is_zero if type(a) is Var else a.val == 0  # type: ignore
         return made
+
+
+def plain_as(form: Form, aval: ShapedArray) -> Plain | None:
+    """How a value with this form alone is plain; None if it is not, as one that a device has."""
+    split, over, how = form
+    if not over:
+        return split, aval
+    return (split, aval, over) if how == "add" else None
 
 
 def is_exact(atom: Any) -> bool:

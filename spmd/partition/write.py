@@ -20,7 +20,7 @@ from spmd.lax.array import full
 from spmd.lax.convert import convert_element_type
 from spmd.partition.callbacks import calls_once, is_check
 from spmd.partition.control import STRUCTURAL
-from spmd.partition.equations import RENAMES, tell_origin, write_equation
+from spmd.partition.equations import tell_origin, write_equation
 from spmd.partition.loops import split_iterations
 from spmd.partition.merging import without_repeats
 from spmd.partition.moves import is_uneven
@@ -221,6 +221,8 @@ def spec_of_cell(
     """
     reduced = frozenset() if sharding is None else sharding.spec.reduced
     spec = as_spec(cell.axes, in_full)
+    if not cell.unreduced and not reduced:
+        return spec
     return spec.update(unreduced=frozenset(cell.unreduced), reduced=reduced)
 
 
@@ -366,8 +368,9 @@ class _Writer:
                     key = _repeat_key(scope, eqn, env)
                 if known is not None and key in known:
                     var = eqn.outvars[0]
-                    out = known[key].write(eqn, env, cells[var], trace, source)
-                    if prim in RENAMES and type(eqn.invars[0]) is Var:
+                    repeat = known[key]
+                    out = repeat.write(eqn, env, cells[var], trace, source)
+                    if repeat.renames and type(eqn.invars[0]) is Var:
                         out = tell_origin(eqn, env[eqn.invars[0]], out)
                     env[var] = out
                     out.uses = uses[var] if var in uses else 0
@@ -405,8 +408,8 @@ def _repeat_key(scope: Scope, eqn: Eqn, env: Mapping[Var, Value]) -> Any:
     key: tuple[Any, ...] = scope.grid, cell.axes, cell.closed, cell.edge, cell.terms
     for a in eqn.invars:
         if type(a) is Var:
-            plain = env[a].plain
-            if plain is None:
+            plain = (x := env[a]).plain
+            if plain is None or (x.uses > 1 and len(plain[0]) > 2):
                 return None
             key += plain[:1]
         elif is_exact(a):

@@ -15,6 +15,7 @@ from spmd import NamedSharding, P, lax
 from spmd.compile.executable.select import partitioned
 from spmd.core.ir import Eqn, all_eqns
 from spmd.core.stage import JaxprTrace
+from spmd.partition import equations as equations_of_parts
 from spmd.partition import kinds, propagate, ways
 from spmd.partition.kinds import kind_of
 from spmd.partition.rules import rule_of
@@ -108,6 +109,30 @@ def test_equal_parameters_of_other_types_stay_as_they_are():
 
     for fill in (0.0, -0.0, 0.0):
         assert (np.signbit(np.asarray(f(fill)(x))[:, 1]) == np.signbit(fill)).all()
+
+
+def test_equations_on_terms_of_sums_are_written_again(monkeypatch: pytest.MonkeyPatch):
+    """Gradients of replicated weights are terms until they are scaled."""
+    mesh = auto_mesh((4,), ("x",))
+    weights = [spmd.device_put(np.ones((8, 8)), NamedSharding(mesh, P())) for _ in range(3)]
+    x = spmd.device_put(np.ones((8, 8)), NamedSharding(mesh, P("x")))
+
+    def loss(weights: Any, x: Any) -> Any:
+        for w in weights:
+            x = snp.tanh(x @ w)
+        return x.sum()
+
+    def step(weights: Any, x: Any) -> Any:
+        return [w - 0.1 * -g.T for w, g in zip(weights, spmd.grad(loss)(weights, x), strict=True)]
+
+    first = partitioned_text(step, weights, x)
+    assert first.count("psum") == 3
+    counted, on_terms = [], equations_of_parts._on_terms
+    monkeypatch.setattr(
+        equations_of_parts, "_on_terms", lambda *args: counted.append(args[0]) or on_terms(*args)
+    )
+    assert partitioned_text(step, weights, x) == first
+    assert not counted
 
 
 def test_a_program_that_was_partitioned_before_takes_few_calls():

@@ -171,16 +171,18 @@ def _with_specs_as_given(
     (eqn,) = made.eqns
     outer, jaxpr = eqn.params.get("outer"), closed.jaxpr
     outs = eqn.params["out_specs"] if outer is None else outer[2]
-    read: set[Any] = {*jaxpr.outvars, *[a for e in closed.eqns for a in e.invars]}
-    pairs = zip(jaxpr.invars, specs, strict=True)
-    given = [] if mesh.are_all_axes_explicit else [(v, s) for v, s in pairs if s and v in read]
+    read = set[Any](jaxpr.outvars).union(*[e.invars for e in closed.eqns])
+    given: dict[Any, PartitionSpec] = {}
+    for v, s in zip(jaxpr.invars, () if mesh.are_all_axes_explicit else specs, strict=False):
+        if s and v in read:
+            given.setdefault((v.aval.ndim, s.without_trailing()), s)
     chosen = []
     for k, (spec, aval) in enumerate(zip(outs, closed.out_avals, strict=True)):
-        asked = wanted[k] if wanted else None
-        own = [asked.spec] if isinstance(asked, NamedSharding) and asked.mesh == mesh else []
-        alike = (s for v, s in given if v.aval.ndim == aval.ndim)
-        splits = spec.without_trailing()
-        chosen.append(next((s for s in (*own, *alike) if s.without_trailing() == splits), spec))
+        asked, splits = wanted[k] if wanted else None, spec.without_trailing()
+        own = asked.spec if isinstance(asked, NamedSharding) and asked.mesh == mesh else None
+        if own is None or own.without_trailing() != splits:
+            own = given.get((aval.ndim, splits), spec)
+        chosen.append(own)
     if tuple(chosen) == outs:
         return made
     changed = {"out_specs": tuple(chosen)}
