@@ -11,6 +11,8 @@ import enum
 from collections.abc import Hashable
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError, RefusedError
 
@@ -147,7 +149,8 @@ def precision_of(name: str, precision: Any) -> Any:
         if precision is None:
             return None
     if isinstance(precision, DotAlgorithm):
-        return precision
+        # Sums of integers are exact: nothing is to be said of them.
+        return None if np.dtype(precision.accumulation_type).kind in "iu" else precision
     given = precision if isinstance(precision, (tuple, list)) else (precision,)
     if len(given) > 2 or not all([_is_known(x) for x in given]):
         raise ArgumentError(

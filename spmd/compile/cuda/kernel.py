@@ -94,7 +94,7 @@ def render_product(product: Product, alignment: int = ALIGNED) -> Rendered:
     if tensor_product.takes(product):
         launch = tensor_product.TensorText(product, text, alignment).write()
     else:
-        launch = ProductText(product, text).write()
+        launch = ProductText(product, text, alignment).write()
     operands = [f"const {product.a.dtype} *a", f"const {product.b.dtype} *b"]
     rest = list(enumerate(product.epilogue.args))[1:]
     parameters = [*operands, *(_parameter(arg, number) for number, arg in rest)]

@@ -4,7 +4,8 @@ A block of 16 × 16 threads owns a tile; each thread holds up to 8 × 8 of its s
 rows and columns apart, so that neighbours store neighbouring elements. In steps of 16 along the
 depth the block brings a slab of A and one of B into shared memory, converted to the dtype of the
 sums, reading each along its own memory. C is never in memory: the epilogue's load of it is a
-register.
+register. Integers wrap. Those of 8 bits stay as they are: four neighbours along the depth are one
+word of a slab, which is four times as deep, and `dp4a` multiplies two of them.
 
 Where one side is too narrow for tiles (a matrix times a vector), the product is a row kernel: a
 team of threads sums along the depth.
@@ -23,14 +24,14 @@ from spmd.compile.cuda.scalar_ops import convert
 from spmd.compile.cuda.text import Text, digits, linear
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import affine_range
-from spmd.compile.kernel.dtypes import from_bits, itemsize
+from spmd.compile.kernel.dtypes import from_bits, itemsize, kind
 from spmd.compile.kernel.ir import Const, Kernel, Load, Map, Op, Pass, Store
 from spmd.compile.kernel.matmul import Operand, Product
 
 SIDE = 16  # threads along either side of a tile, and the depth of a slab
 THREADS = SIDE * SIDE
-# Sums of a thread along either side; a tile is SIDE times as wide.
-WIDEST = {"f32": 8, "f64": 4}
+# Sums of a thread along either side, by their bytes; a tile is SIDE times as wide.
+WIDEST = {4: 8, 8: 4}
 # Prefer smaller tiles until the grid has this many blocks: a few for each multiprocessor.
 ENOUGH_BLOCKS = 264
 # Sides narrower than this are not worth a tile.
@@ -139,7 +140,7 @@ class Tiling:
 
 def plan_tiles(product: Product) -> Tiling:
     """Choose the largest tile with which the grid still has enough blocks."""
-    p, widest = product, WIDEST[product.carried]
+    p, widest = product, WIDEST[itemsize(product.carried)]
     sizes = [size for size in (8, 4, 2, 1) if size <= widest]
     shapes = [(s, s) for s in sizes]
     for rows, columns in shapes:
@@ -152,6 +153,12 @@ def plan_tiles(product: Product) -> Tiling:
     raise AssertionError("the last shape fits everything")
 
 
+def takes_bytes(product: Product) -> bool:
+    """Say whether four factors are multiplied at once."""
+    p = product
+    return p.a.dtype == p.b.dtype and p.a.dtype in ("i8", "u8") and p.carried in ("i32", "u32")
+
+
 class ProductText:
     """Writes the body of a tiled product."""
 
@@ -159,12 +166,16 @@ class ProductText:
     element = "sums[i][j]"
     # Of the tables that addresses need, in shared memory behind the slabs.
     table_bytes = 0
-    # The depth of a slab.
+    # The depth of a slab, and the elements in a word of it.
     deep = SIDE
+    packed = 1
 
-    def __init__(self, product: Product, text: Text):
+    def __init__(self, product: Product, text: Text, alignment: int = 1):
         self.product = product
         self.text = text
+        self.alignment = alignment
+        if takes_bytes(product):
+            self.packed, self.deep = 4, 4 * SIDE
         self.tiling = self.plan()
         self.body = Body(product.epilogue, text)
         self.index = "int" if self.fits() and self.body.index == "int" else "i64"
@@ -180,9 +191,8 @@ class ProductText:
         left = SIDE * (t.tall + PADDING) * itemsize(carried)
         shared = left + SIDE * (t.wide + PADDING) * itemsize(carried)
         text.add(f"// {t.tall} x {t.wide} of C a block, {t.rows} x {t.columns} sums a thread.")
-        text.add(
-            f"{carried} *left = ({carried} *)shared, *right = left + {left // itemsize(carried)};"
-        )
+        word = self._word
+        text.add(f"{word} *left = ({word} *)shared, *right = left + {left // itemsize(carried)};")
         text.add(f"const int thread = threadIdx.y * {SIDE} + threadIdx.x;")
         text.add(f"const {self.index} tile = blockIdx.x;")
         *batch, row, column = digits("tile", t.grid)
@@ -190,7 +200,7 @@ class ProductText:
         self.body.index_of(range(len(p.batch)), batch)
         text.add(f"{carried} sums[{t.rows}][{t.columns}] = {{}};")
         self.tables(f"shared + {shared}")
-        with text.block(f"for ({self.index} first = 0; first < {p.k}; first += {SIDE})"):
+        with text.block(f"for ({self.index} first = 0; first < {p.k}; first += {self.deep})"):
             self._slab("left", p.a, "row", p.m, t.tall)
             self._slab("right", p.b.transposed, "column", p.n, t.wide)
             text.add("__syncthreads();")
@@ -219,11 +229,31 @@ class ProductText:
         i, k = fast if along_rows else slow
         text.add("#pragma unroll")
         with text.block(f"for (int t = thread; t < {tile * SIDE}; t += {THREADS})"):
-            text.add(f"const int i = {i}, k = {k};")
-            address = self.address(name, operand, start)
-            read = convert(f"load(&{source}[{address}])", operand.dtype, p.carried)
             inside = f"{start} + i < {size} && first + k < {p.k}"
-            text.add(f"{name}[k * {tile + PADDING} + i] = {inside} ? {read} : 0;")
+            address = self.address(name, operand, start)
+            if self.packed == 1:
+                text.add(f"const int i = {i}, k = {k};")
+                read = convert(f"load(&{source}[{address}])", operand.dtype, p.carried)
+                text.add(f"{name}[k * {tile + PADDING} + i] = {inside} ? {read} : 0;")
+                return
+            text.add(f"const int i = {i}, place = {k}, k = {self.packed} * place;")
+            steps = (operand.row, *operand.batch, p.k, self.alignment)
+            if operand.column == 1 and all(n % self.packed == 0 for n in steps):
+                read = f"{inside} ? *(const u32 *)&{source}[{address}] : 0"
+            else:
+                text.add("u32 bytes = 0;")
+                text.add("#pragma unroll")
+                byte = f"(u32)(u8){source}[{address} + q * {operand.column}] << 8 * q"
+                text.add(
+                    f"for (int q = 0; q < {self.packed}; q++) if ({inside} - q) bytes |= {byte};"
+                )
+                read = "bytes"
+            text.add(f"{name}[place * {tile + PADDING} + i] = {read};")
+
+    @property
+    def _word(self) -> str:
+        """The type of the elements of slabs."""
+        return self.product.carried if self.packed == 1 else "u32"
 
     def address(self, name: str, operand: Operand, start: str) -> str:
         """The offset of the element (start + i, first + k) of an operand."""
@@ -235,7 +265,7 @@ class ProductText:
         t, text, carried = self.tiling, self.text, self.product.carried
         text.add("#pragma unroll")
         with text.block(f"for (int k = 0; k < {SIDE}; k++)"):
-            text.add(f"{carried} x[{t.rows}], y[{t.columns}];")
+            text.add(f"{self._word} x[{t.rows}], y[{t.columns}];")
             for name, count, slab, tile, place in (
                 ("x", t.rows, "left", t.tall, "threadIdx.y"),
                 ("y", t.columns, "right", t.wide, "threadIdx.x"),
@@ -248,7 +278,14 @@ class ProductText:
             text.add("#pragma unroll")
             with text.block(f"for (int i = 0; i < {t.rows}; i++)"):
                 text.add("#pragma unroll")
-                text.add(f"for (int j = 0; j < {t.columns}; j++) sums[i][j] += x[i] * y[j];")
+                total = "sums[i][j]"
+                if self.packed > 1:
+                    more = f"dot_of_{self.product.a.dtype}(x[i], y[j], {total})"
+                elif kind(carried) == "f":
+                    more = f"{total} + x[i] * y[j]"
+                else:
+                    more = f"add({total}, mul(x[i], y[j]))"
+                text.add(f"for (int j = 0; j < {t.columns}; j++) {total} = {more};")
 
     def _epilogue(self) -> None:
         """Run the epilogue on the tile, with C's elements from the sums."""

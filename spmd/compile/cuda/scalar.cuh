@@ -100,6 +100,15 @@ template <class T> T mul(T x, T y) {
   typedef typename integer<T>::wide wide;
   return (T)((wide)x * (wide)y);
 }
+// The products of the four bytes of two words, added to a sum.
+inline u32 dot_of_i8(u32 x, u32 y, u32 total) {
+  asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(total) : "r"(x), "r"(y));
+  return total;
+}
+inline u32 dot_of_u8(u32 x, u32 y, u32 total) {
+  asm("dp4a.u32.u32 %0, %1, %2, %0;" : "+r"(total) : "r"(x), "r"(y));
+  return total;
+}
 template <class T> T neg(T x) { return sub((T)0, x); }
 template <class T> T div(T x, T y) {
   if (y == 0) return (T)~(T)0;

@@ -129,9 +129,8 @@ class TensorText(ProductText):
     tiling: Tiling
 
     def __init__(self, product: Product, text: Text, alignment: int = CHUNK):
-        self.alignment = alignment
         self.deep = DEPTH_BYTES // itemsize(product.a.dtype)
-        super().__init__(product, text)
+        super().__init__(product, text, alignment)
 
     def plan(self) -> Tiling:
         return plan_tiles(self.product)

@@ -1,10 +1,12 @@
-"""The pass that says how the factors of products and convolutions may be rounded on GPUs.
+"""The pass that says how the factors of products and convolutions are multiplied on GPUs.
 
 Equations have what the user asked for, in JAX's words. A product of float32 rounds its factors to
 TF32 where it asks for a precision below the highest; one that asks for nothing has full precision,
 so that GPUs give the CPU's values. An algorithm of 16-bit factors rounds float32 to them.
 Algorithms of several products in place of one come as near as full precision, which is taken. The
 pass comes before definitions are written: the products in these are of full precision.
+
+A product of integers has tiles on GPUs, which its algorithm says: factors and sums of integers.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ _NARROW = {
     DotAlgorithmPreset.F16_F16_F32: _F16,
     DotAlgorithmPreset.F16_F16_F16: _F16,
 }
+
+
+_INTEGERS = frozenset("iu")
 
 
 def choose_precision(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -68,9 +73,20 @@ def factors_of(precision: Any) -> np.dtype | DotAlgorithmPreset | None:
     return None if Precision.HIGHEST in asked else _TF32
 
 
+def _integer_algorithm(eqn: Eqn) -> DotAlgorithm:
+    left, right = (atom.aval.dtype for atom in eqn.invars)
+    return DotAlgorithm(left, right, eqn.outvars[0].aval.dtype)
+
+
 class _Writer(Walk):
     def replaces(self, eqn: Eqn, ins: tuple[Atom, ...], source: Source) -> bool:
-        """Write a product of float32 with the precision of its factors."""
+        """Write a product of float32 with the precision of its factors, or one of integers."""
+        if (
+            eqn.prim is dot_general_p
+            and {ins[0].aval.dtype.kind, eqn.outvars[0].aval.dtype.kind} <= _INTEGERS
+        ):
+            self.write(eqn, ins, _integer_algorithm(eqn), source)
+            return True
         if eqn.prim not in _PRODUCTS or any(a.aval.dtype != _FLOAT32 for a in ins):
             return False
         found = factors_of(eqn.params["precision"])
@@ -81,11 +97,15 @@ class _Writer(Walk):
             params = params | {"precision": _TF32}
         if params is eqn.params and given is ins:
             return False
-        out = Var(eqn.outvars[0].aval)
+        self.write(eqn, given, params["precision"], source)
+        return True
+
+    def write(self, eqn: Eqn, given: tuple[Atom, ...], precision: Any, source: Source) -> None:
+        """Write the equation with other operands and another precision."""
+        params, out = eqn.params | {"precision": precision}, Var(eqn.outvars[0].aval)
         self.define(
             eqn, self.writer.write(Eqn(eqn.prim, given, (out,), params, eqn.effects, source))
         )
-        return True
 
     def rounded(self, atom: Atom, dtype: np.dtype, source: Source) -> Var:
         """A factor rounded to a narrow dtype, as float32: TF32 has all these numbers."""

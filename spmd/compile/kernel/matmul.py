@@ -24,7 +24,7 @@ import numpy as np
 from spmd.base.record import kept_hash, record, replace
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import KernelError, affine_range, check_kernel
-from spmd.compile.kernel.dtypes import DTYPES, kind
+from spmd.compile.kernel.dtypes import DTYPES, itemsize, kind
 from spmd.compile.kernel.ir import ROW, Arg, Const, Instr, Kernel, Load, Map, Op, Store
 
 Array = np.ndarray[Any, Any]
@@ -91,11 +91,14 @@ class Product:
 NO_EPILOGUE = Kernel((), (), (), ())
 
 
-def product_dtype(source: str, result: str) -> str | None:
+def product_dtype(source: str, result: str, tiles_integers: bool = False) -> str | None:
     """The dtype in which products of `source` elements are summed; None: not as a `Product`.
 
-    Integers, whose sums wrap, and complex numbers are loop nests like any other reduction.
+    Complex numbers are loop nests like any other reduction, and so are integers, whose sums wrap,
+    where there are no tiles for them.
     """
+    if tiles_integers and kind(source) in "iu" and kind(result) in "iu":
+        return f"{kind(result)}{max(8 * itemsize(result), 32)}"
     if kind(source) != "f" or kind(result) != "f":
         return None
     return "f64" if "f64" in (source, result) else "f32"

@@ -2,8 +2,8 @@
 
 A `dot_general` is a batch of products of matrices whose rows, columns and depth are groups of
 operand dims. Groups that one stride walks through become one dim; a small kernel repacks the others
-first. Transposes of operands cost nothing: they are strides. Products of
-integers and of complex numbers are ordinary kernels that reduce over the depth.
+first. Transposes of operands cost nothing: they are strides. Products of complex numbers are
+ordinary kernels that reduce over the depth, and so are those of integers on the CPU.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+
+import numpy as np
 
 from spmd.base.record import record, replace
 from spmd.compile.expressions.expression import need_dtype, storage_dtype
@@ -130,8 +132,8 @@ def result_of(eqn: Eqn) -> tuple[Result, str] | None:
 def view_product(eqn: Eqn) -> View | None:
     """How an equation is a product; None if its dtypes are not those of one."""
     lhs, rhs = eqn.invars
-    numbers, tf32 = eqn.params["dimension_numbers"], allows_tf32(eqn)
-    found = _view_of(lhs.aval, rhs.aval, eqn.outvars[0].aval, numbers, tf32)
+    how = eqn.params["dimension_numbers"], allows_tf32(eqn), sums_integers(eqn)
+    found = _view_of(lhs.aval, rhs.aval, eqn.outvars[0].aval, *how)
     if found is None:
         return None
     left, right, product, result = found
@@ -143,13 +145,24 @@ def allows_tf32(eqn: Eqn) -> bool:
     return getattr(eqn.params["precision"], "name", "") == "TF32_TF32_F32"
 
 
+def sums_integers(eqn: Eqn) -> bool:
+    """Whether a product of integers has tiles: a platform's pass has written their sums' dtype."""
+    sums = getattr(eqn.params["precision"], "accumulation_type", None)
+    return sums is not None and np.dtype(sums).kind in "iu"
+
+
 @lru_cache(maxsize=1024)
 def _view_of(
-    lhs: ShapedArray, rhs: ShapedArray, out: ShapedArray, numbers: DimensionNumbers, tf32: bool
+    lhs: ShapedArray,
+    rhs: ShapedArray,
+    out: ShapedArray,
+    numbers: DimensionNumbers,
+    tf32: bool,
+    tiles_integers: bool,
 ) -> tuple[_Strides, _Strides, Product, Result] | None:
     """How operands of these types are multiplied, and how each is walked through."""
     source, result = (storage_dtype(aval.dtype) for aval in (lhs, out))
-    carried = product_dtype(source, result) if source and result else None
+    carried = product_dtype(source, result, tiles_integers) if source and result else None
     if carried is None:
         return None
     sides = (_Strides(lhs), _Strides(rhs))

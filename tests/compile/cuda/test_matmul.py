@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 
+import spmd
+from spmd import numpy as snp
 from spmd.compile.cuda.kernel import module_text, render_product
 from spmd.compile.cuda.launch import MOST_SHARED
 from spmd.compile.cuda.matmul import as_rows, is_narrow, plan_tiles
@@ -107,3 +109,70 @@ def test_large_products_have_large_tiles_and_small_ones_enough_blocks():
     assert tile(2048, 1024, 64) == (64, 64, 512)
     assert tile(20, 20, 64) == (32, 32, 1)
     assert tile(9, 4096, 64) == (16, 16, 256)
+
+
+# ---- integers ----------------------------------------------------------------------------------
+
+
+def of_integers(
+    dtype: str, carried: str, left: str, right: str, sizes: tuple[int, int, int]
+) -> ProductCase:
+    """A product of integers of all values, by rows or columns, with numbers."""
+    m, n, k = sizes
+    a, b = (
+        Operand(dtype, *((columns, 1) if by == "rows" else (1, rows)))
+        for by, rows, columns in ((left, m, k), (right, k, n))
+    )
+    product = Product(m, n, k, a, b, carried, store_epilogue((), m, n, carried, carried, (n, 1)))
+    rng, narrow = np.random.default_rng(k), np.iinfo(DTYPES[dtype].numpy)
+    drawn = [rng.integers(narrow.min, narrow.max, x, endpoint=True) for x in (m * k, k * n)]
+    arrays = [x.astype(DTYPES[dtype].numpy) for x in drawn]
+    return ProductCase(product, [*arrays, np.zeros(m * n, DTYPES[carried].numpy)])
+
+
+INTEGERS = [
+    of_integers("i8", "i32", "rows", "columns", (33, 40, 68)),  # a word is one access
+    of_integers("i8", "i32", "rows", "rows", (33, 40, 70)),
+    of_integers("u8", "i32", "columns", "rows", (20, 33, 9)),
+    of_integers("u8", "u32", "columns", "columns", (16, 16, 130)),
+    of_integers("i32", "i32", "rows", "rows", (17, 40, 33)),
+    of_integers("i16", "i64", "rows", "columns", (17, 18, 19)),
+    of_integers("i8", "i64", "rows", "rows", (9, 20, 40)),
+]
+
+
+def test_products_of_integers_wrap_in_tiles():
+    rendered = [render_product(case.product) for case in INTEGERS]
+    functions = [function for each in rendered for function in each.functions]
+    assert ["dot_of_" in f.text for f in functions] == [True] * 4 + [False] * 3
+    assert "*(const u32 *)&a[" in functions[0].text and "*(const u32 *)&b[" in functions[0].text
+    emulator = Emulator(functions)
+    for case, each in zip(INTEGERS, rendered, strict=True):
+        expected, got = [x.copy() for x in case.arrays], [x.copy() for x in case.arrays]
+        interpret_product(case.product, *expected)
+        emulator.run(each, got)
+        np.testing.assert_array_equal(got[2], expected[2])
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint16"])
+def test_programs_multiply_integers_in_tiles(dtype):
+    rng, info = np.random.default_rng(0), np.iinfo(dtype)
+    x, y = (
+        rng.integers(info.min, info.max, s, dtype, endpoint=True) for s in ((2, 20, 30), (30, 24))
+    )
+    scale = np.float32(0.5)
+
+    def scaled(x, y):
+        wide = snp.matmul(x, y, preferred_element_type=np.int32)
+        return wide * scale, x @ y
+
+    lines = spmd.jit(scaled).lower(x, y).compile().as_text().splitlines()
+    # Where both have one dtype, they are one product.
+    assert len(lines) == 1 + (dtype != "int32") and all(
+        "product 40x24x30 dot" in line for line in lines
+    )
+    found, narrow = spmd.jit(scaled)(x, y)
+    wide = np.matmul(x, y, dtype=np.int64)
+    np.testing.assert_array_equal(found, wide.astype(np.int32).astype(np.float32) * scale)
+    np.testing.assert_array_equal(narrow, wide.astype(dtype))

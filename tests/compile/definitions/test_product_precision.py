@@ -193,3 +193,17 @@ def test_other_products_keep_what_they_ask_for():
 def test_cpus_compute_with_full_precision():
     found = spmd.jit(lambda x, y: snp.matmul(x, y, precision="TF32_TF32_F32"))(X, Y)
     np.testing.assert_allclose(found, product(X, Y), 1e-5, 2e-6)
+
+
+def test_products_of_integers_say_the_dtype_of_their_sums():
+    def multiply(x, y):
+        return lax.dot(x, y, preferred_element_type=np.int32), lax.dot(x, y)
+
+    x = np.ones((4, 4), np.int8)
+    closed = spmd.make_jaxpr(multiply)(x, x)
+    found = [eqn.params["precision"] for eqn in all_eqns(choose_precision(closed).jaxpr)]
+    narrow = np.dtype(np.int8)
+    assert found == [lax.DotAlgorithm(narrow, narrow, np.dtype(t)) for t in (np.int32, np.int8)]
+    # A user's own is about floats: equations of integers say nothing on the CPU.
+    closed = spmd.make_jaxpr(lambda x: lax.dot(x, x, precision=found[0]))(x)
+    assert [eqn.params["precision"] for eqn in all_eqns(closed.jaxpr)] == [None]

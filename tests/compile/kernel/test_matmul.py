@@ -169,3 +169,12 @@ def test_plain_stores_are_recognised():
 )
 def test_product_dtype_is_the_dtype_of_the_sum(source, result, carried):
     assert product_dtype(source, result) == carried
+
+
+@pytest.mark.parametrize(
+    ("source", "result", "carried"),
+    [("i8", "i32", "i32"), ("u8", "u8", "u32"), ("i16", "i64", "i64"), ("i8", "f32", None)],
+)
+def test_where_integers_have_tiles_their_sums_have_32_bits_or_more(source, result, carried):
+    assert product_dtype(source, result, tiles_integers=True) == carried
+    assert product_dtype(source, result) is None

@@ -80,6 +80,10 @@ def attention_grad(q: Any, k: Any, v: Any, ct: Any) -> Any:
     return spmd.vjp(fused_attention, q, k, v)[1](ct)
 
 
+def wide_product(a: Any, b: Any) -> Any:
+    return snp.matmul(a, b, preferred_element_type=np.int32)
+
+
 # A function, the shapes of its arguments, and the largest ratio of bytes.
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], float]] = {
     "gelu": (nn.gelu, ((64, 256),), 1.05),
@@ -93,6 +97,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], float
     "transpose": (lambda x: x.T * 2, ((128, 128),), 1.05),
     "product": (lambda a, b: a @ b, ((64, 32), (32, 64)), math.inf),
     "product, bfloat16": (lambda a, b: a @ b, ((64, 32), (32, 64)), math.inf),
+    "product, int8": (wide_product, ((64, 32), (32, 64)), math.inf),
     "attention, written out": (attention, ((64, 32),) * 3, math.inf),
     "attention": (fused_attention, ((1, 64, 2, 32),) * 3, 1.05),
     "attention of two blocks": (fused_attention, ((1, 128, 1, 32),) + ((1, 64, 1, 32),) * 2, 1.35),
@@ -106,7 +111,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], float
 def measured(name: str) -> tuple[int, float, float, float, float]:
     """The kernels of a program, and the ratios of bytes, memory, sectors and wavefronts."""
     function, shapes, _ = PROGRAMS[name]
-    dtype = ml_dtypes.bfloat16 if "bfloat16" in name else np.float32
+    named = {"bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
+    dtype = named.get(name.rpartition(", ")[2], np.float32)
     closed: ClosedJaxpr = spmd.make_jaxpr(function)(*[np.ones(s, dtype) for s in shapes])
     schedule = make_schedule(run_passes(closed, passes=BACKEND.passes(PASSES)), BACKEND)
     steps = [step for step in walk(schedule.steps) if isinstance(step, KINDS)]
