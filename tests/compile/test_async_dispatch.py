@@ -30,6 +30,7 @@ from spmd.transport import flight_recorder as flight
 from spmd.transport.flight_recorder import FLIGHT
 from tests.compile.programs import by_impl, random_program
 from tests.compile.queue_gate import shut_gate
+from tests.threads import in_threads
 
 # Longer than it takes to come to a wait, on a busy machine too.
 MOMENT = 0.05
@@ -482,11 +483,7 @@ def test_several_threads_call():
             x = g(f(x))
         return x
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(60)
+    in_threads(work, range(6))
     for k, start in enumerate(starts):
         np.testing.assert_array_equal(found[k], at_once(alone, start))
 

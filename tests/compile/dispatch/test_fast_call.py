@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import resource
 import sys
-import threading
 import weakref
 from collections import OrderedDict, defaultdict, namedtuple
 from pathlib import Path
@@ -28,6 +27,7 @@ from spmd.core.aval import typeof
 from spmd.sharding.array import Array, from_numpy
 from tests.compile.dispatch.fast_calls import written
 from tests.compile.native.programs import address
+from tests.threads import in_threads
 
 SLOTS = ("aval", "ptr", "owner", "shards", "_numpy", "_sharding")
 
@@ -568,9 +568,5 @@ def test_threads_call_with_trees():
             if any(out[f"k{i}"][0].tolist() != [2.0 * k * i] * 3 for i in range(12)):
                 wrong.append(k)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(1, 4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(work, range(1, 4))
     assert not wrong

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from spmd.compile.native.cpython.entry_point import NUMBERS, Results, make_entry
 from spmd.compile.native.program.steps import Copy, Host, Program, Slot
 from spmd.compile.native.runtime.run import build_program
 from tests.compile.native.programs import F32, address, binary, compile_for
+from tests.threads import in_threads
 
 ONE = np.ones(1, F32)
 
@@ -136,11 +136,7 @@ def test_threads_share_an_entry_point():
             if out[0] != 2 * k or out[-1] != 2 * k:
                 wrong.append(k)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(1, 4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(work, range(1, 4))
     assert not wrong
 
 

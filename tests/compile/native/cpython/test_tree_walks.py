@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import pickle
 import sys
-import threading
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from spmd.base.errors import PytreeError
 from spmd.compile.native.cpython import tree_walks
 from spmd.sharding.array import Array, from_memory
 from spmd.sharding.future import Future
+from tests.threads import in_threads
 
 native = tree_walks.native_walks()
 pytestmark = pytest.mark.skipif(not native, reason="this interpreter's objects have no layout")
@@ -313,17 +313,13 @@ def test_threads_walk_one_tree():
     expected = native_flatten(x)
     wrong = []
 
-    def work():
+    def work(_):
         for _ in range(200):
             leaves, structure = native_flatten(x)
             if (leaves, structure) != expected or native["unflatten"](structure, leaves) != x:
                 wrong.append(leaves)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(work, range(3))
     assert not wrong
 
 

@@ -16,6 +16,7 @@ import pytest
 from spmd.compile.native.llvm import cache_writer
 from spmd.compile.native.llvm.cache_writer import CacheWriter
 from spmd.compile.native.llvm.object_cache import ObjectCache, entry_key
+from tests.threads import in_threads
 
 ROOT = Path(__file__).parents[4]
 KEYS = [entry_key(str(k)) for k in range(40)]
@@ -118,11 +119,7 @@ def test_threads_that_store_lose_nothing(tmp_path):
             if cache.load(key) != key.encode():
                 failed.append(key)
 
-    threads = [threading.Thread(target=store, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(store, range(4))
     cache.flush()
     assert not failed and len(files(tmp_path)) == len(KEYS)
 
@@ -344,6 +341,7 @@ def test_a_child_forked_during_a_write_neither_waits_nor_writes_it(tmp_path):
     _, status = os.waitpid(child, 0)
     go.set()
     putting.join(60)
+    assert not putting.is_alive()
     behind.flush()
     assert os.waitstatus_to_exitcode(status) == 0
     assert written == [(os.getpid(), name) for name in ("slow", "next", "held")]

@@ -17,6 +17,7 @@ from spmd.compile.native.llvm.function_builder import Function
 from spmd.compile.native.llvm.modules import CONTROL
 from spmd.compile.native.llvm.object_cache import ObjectCache
 from tests.compile.native.llvm.emissions import note_emissions, refuse_emissions, replace_emit
+from tests.threads import in_threads
 
 
 def constant(name: str, number: int) -> str:
@@ -66,11 +67,7 @@ def test_threads_compile_side_by_side(folder):
             name = f"t{seed}_{i}"
             results[name] = call(loader.compile_texts([constant(name, seed * 100 + i)])[name])
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(work, range(4))
     assert results == {f"t{s}_{i}": s * 100 + i for s in range(4) for i in range(10)}
 
 

@@ -18,6 +18,7 @@ from spmd.compile.native.llvm.modules import (
     symbols_of,
 )
 from tests.compile.native.llvm.emissions import replace_emit
+from tests.threads import in_threads
 
 
 def constant(name: str, number: int, lines: int = 0) -> str:
@@ -164,6 +165,7 @@ def test_a_dropped_team_begins_nothing_more_and_leaves_no_thread():
     for thread in threading.enumerate():
         if thread.name == "spmd-compile":
             thread.join(60)
+            assert not thread.is_alive()
     assert seen == ["first"]
 
 
@@ -261,16 +263,12 @@ def test_batches_of_several_threads_may_hold_the_same_texts(no_cache):
     texts = [constant(f"f{k}", k, lines=100) for k in range(20)]
     found = []
 
-    def compile_all():
+    def compile_all(_):
         batch = loader.batch()
         for text in texts:
             batch.add(text)
         addresses = batch.finish()
         found.append([call(addresses[f"f{k}"]) for k in range(20)])
 
-    threads = [threading.Thread(target=compile_all) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(compile_all, range(3))
     assert found == [list(range(20))] * 3

@@ -135,7 +135,7 @@ def test_using_an_old_entry_renews_it(tmp_path):
 
 
 def test_readers_never_see_half_an_entry(tmp_path):
-    """Writers replace one entry again and again; whoever reads gets all of it."""
+    """Writers replace one entry again and again; a reader gets all of it."""
     payload = os.urandom(200_000)
     cache_in(tmp_path).store(KEY, payload)
     stop = threading.Event()
@@ -160,6 +160,7 @@ def test_readers_never_see_half_an_entry(tmp_path):
     stop.set()
     for thread in writers:
         thread.join(60)
+    assert not any(thread.is_alive() for thread in (*writers, *readers))
     assert all(seen) and len(seen) == 600
     assert len(files(tmp_path)) == 1
 

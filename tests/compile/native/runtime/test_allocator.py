@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import threading
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +15,7 @@ from spmd.compile.native.runtime.allocator import (
     size_class,
     trim,
 )
+from tests.threads import in_threads
 
 
 @pytest.fixture(autouse=True)
@@ -116,11 +116,7 @@ def test_threads_share_the_lists():
                 if not (old == seed).all():
                     failures.append(seed)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    in_threads(work, range(4))
     assert not failures
 
 

@@ -1,7 +1,6 @@
 """The executor: kernels, copies, callbacks, loops and branches, on one device and on several."""
 
 import ctypes
-import threading
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from spmd.compile.native.program.steps import (
 )
 from spmd.compile.native.runtime.run import build_program
 from tests.compile.native.programs import F32, I32, address, binary, compile_for, run
+from tests.threads import in_threads
 
 DEVICES = (1, 2, 4, 8)
 I32_ONE = np.ones(1, I32)
@@ -136,11 +136,7 @@ def test_programs_run_in_many_threads_at_once():
             if not (z == x + y).all():
                 wrong.append(seed)
 
-    callers = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(60)
+    in_threads(call, range(4))
     assert not wrong
 
 
