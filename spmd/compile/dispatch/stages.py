@@ -327,7 +327,7 @@ def _check_structures(traced: Traced) -> None:
 
 
 def _called(traced: Traced, k: int) -> str:
-    """What errors call an argument, behind the user's line and the function."""
+    """The name of an argument in errors, behind the user's line and the function."""
     names = traced.jaxpr.jaxpr.arg_names
     name = names[k] if k < len(names) and names[k] else f"argument {k}"
     return f"{current_source()}: lower({traced.fun_name}): {name}"

@@ -105,7 +105,7 @@ class Backend:
 
 
 def needs_less(arguments: Sequence[ShapedArray], work: int) -> str:
-    """What would need less memory than a call of arguments whose temporaries are `work` bytes."""
+    """Advice for a call of arguments, with temporaries of `work` bytes, that finds no memory."""
     lines = ["NamedSharding splits an array over several devices."]
     if work > sum(aval.nbytes for aval in arguments):
         lines.insert(0, "Smaller batches need less work memory; checkpoint does so for gradients.")
