@@ -186,10 +186,7 @@ def dce(
     live: set[Any] = set(outvars)  # literals among them do no harm
     kept: list[Eqn] = []
     for eqn in reversed(jaxpr.eqns):
-        is_live = keeps_effects and bool(eqn.effects)
-        for v in eqn.outvars:
-            is_live = is_live or v in live
-        if is_live:
+        if (keeps_effects and eqn.effects) or not live.isdisjoint(eqn.outvars):
             kept.append(eqn)
             live.update(eqn.invars)
     smaller = jaxpr.replace(eqns=kept[::-1], outvars=outvars)

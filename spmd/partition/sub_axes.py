@@ -115,11 +115,14 @@ def sub_axes_of(plan: Plan) -> SubAxes | None:
 def _cuts_of(plan: Plan) -> dict[Any, set[int]]:
     """For each axis, into how many parts reshapes of the program would cut it."""
     cuts: dict[Any, set[int]] = {}
+    seen: set[Any] = set()
     reshapes = [(s, e) for s in plan.scopes for _, e in s.closed.jaxpr.eqns_of(reshape_p)]
     for scope, eqn in reshapes:
         one, other = scope.of(eqn.invars[0]), scope.of(eqn.outvars[0])
         for a, b in ((one, other), (other, one)):
-            if a.is_split and 0 not in a.shape:
+            case = a.shape, b.shape, a.axes
+            if a.is_split and 0 not in a.shape and case not in seen:
+                seen.add(case)
                 for axis, count in cut_points(a.shape, b.shape, a.axes, plan.mesh.shape):
                     cuts.setdefault(axis, set()).add(count)
     return cuts

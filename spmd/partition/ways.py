@@ -14,7 +14,7 @@ import numpy as np
 from spmd.base.context import state
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
-from spmd.core.ir import Eqn, Literal, Var
+from spmd.core.ir import Eqn, Var
 from spmd.core.primitive import Dims
 from spmd.core.stage import PYTHON_SCALARS, JaxprTrace, JaxprTracer, Known
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p
@@ -129,17 +129,14 @@ class Repeat:
         self, eqn: Eqn, values: Mapping[Any, Value], cell: Cell, trace: JaxprTrace, source: Any
     ) -> Value:
         """The result of the equation; `values` are those of its operands."""
-        parts: Any = [
-            values[a].plain[1] if type(a) is Var else a  # type: ignore[index]
-            for a in eqn.invars
-        ]
-        for k in self.casts:
-            if type(x := parts[k]) is JaxprTracer:
-                parts[k] = cast_to_vma(x, self.union, x.aval.vma)
-        ins = [
-            x if type(x) is Literal else x._var if x._trace is trace else trace.atom(x)
-            for x in parts
-        ]
+        ins: list[Any] = []
+        for k, a in enumerate(eqn.invars):
+            if type(a) is Var:
+                x: Any = values[a].plain[1]  # type: ignore[index]
+                if k in self.casts:
+                    x = cast_to_vma(x, self.union, x.aval.vma)
+                a = x._var if x._trace is trace else trace.atom(x)
+            ins.append(a)
         params = eqn.params if self.params is None else eqn.params | self.params
         var = Var(self.type)
         trace.eqns.append(Eqn(eqn.prim, tuple(ins), (var,), params, self.effects, source))
