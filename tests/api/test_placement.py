@@ -372,3 +372,28 @@ def test_device_put_of_what_is_differentiated_has_all_derivatives():
     np.testing.assert_allclose(rows, spmd.vmap(spmd.grad(plain))(xs), rtol=1e-6)
     rows = spmd.grad(lambda xs: spmd.vmap(f)(xs).sum())(spmd.device_put(xs, first))
     np.testing.assert_allclose(rows, spmd.vmap(spmd.grad(plain))(xs), rtol=1e-6)
+
+
+def test_shardings_of_jit_say_the_memory():
+    mesh = spmd.make_mesh((4,), ("x",), axis_types=(spmd.sharding.AxisType.Auto,))
+    device = spmd.NamedSharding(mesh, spmd.P("x"))
+    host = device.with_memory_kind("pinned_host")
+    values = np.arange(8, dtype=np.float32)
+    x, there = (spmd.device_put(values, s) for s in (device, host))
+    moves = {
+        "to the host": (spmd.jit(lambda x: x * 2, out_shardings=host), x, host),
+        "as it is": (spmd.jit(lambda x: x, out_shardings=host), x, host),
+        "back": (spmd.jit(lambda x: x, in_shardings=host, out_shardings=device), there, device),
+        "from NumPy": (spmd.jit(lambda x: x + 1, in_shardings=host), values, device),
+    }
+    for f, operand, place in moves.values():
+        for _ in range(4):
+            out = f(operand)
+            assert out.sharding == place and out.sharding.memory_kind == place.memory_kind
+    both = spmd.jit(lambda x: {"a": x, "b": x.sum()}, out_shardings={"a": host, "b": None})(x)
+    assert both["a"].sharding.memory_kind == "pinned_host"
+    assert both["b"].sharding.memory_kind == "device"
+    compiled = spmd.jit(lambda x: x * 2, out_shardings=host).lower(x).compile()
+    assert compiled.output_shardings.memory_kind == "pinned_host"
+    with pytest.raises(ShardingError, match=r"p\['w'\].*'device'.*in_shardings.*'pinned_host'"):
+        spmd.jit(lambda p: p["w"], in_shardings=({"w": host},))({"w": x})

@@ -63,6 +63,13 @@ def check_placed(what: str, names: Names, leaves: Sequence[Any], places: Sequenc
                 f"{state.mesh}, of other devices; give a sharding over that mesh, or call it "
                 "outside"
             )
+        if isinstance(lies, Sharding) and lies.memory_kind != wanted.memory_kind:
+            name = names()[k]
+            raise ShardingError(
+                f"{current_source()}: {what}: {name} ({typeof(x).short()}) is in the memory "
+                f"{lies.memory_kind!r}, and in_shardings says {wanted.memory_kind!r}; an argument "
+                f"is not moved silently. Pass device_put({name}, sharding)"
+            )
         # Over an abstract mesh a structure says nothing of devices.
         if isinstance(lies, Sharding) and lies.layout[0] and lies.layout != wanted.layout:
             name = names()[k]

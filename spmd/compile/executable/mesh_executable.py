@@ -69,14 +69,15 @@ def mesh_executable(
     name: str,
     uneven: Uneven | None = None,
     outer: Outer | None = None,
+    memory_kinds: tuple[str | None, ...] = (),
 ) -> MeshExecutable:
     """The executable of a `shard_map` equation, remembered with its jaxpr."""
     entries = programs_by_map.setdefault(jaxpr, {})
-    key = (mesh, in_specs, out_specs, kind, config.overlap, uneven, outer)
+    key = (mesh, in_specs, out_specs, kind, config.overlap, uneven, outer, memory_kinds)
     if key not in entries:
         with FLIGHT.phase(COMPILING, "compile", name):
             entries[key] = MeshExecutable(
-                jaxpr, mesh, in_specs, out_specs, name, kind, uneven, outer
+                jaxpr, mesh, in_specs, out_specs, name, kind, uneven, outer, memory_kinds
             )
     return entries[key]
 
@@ -136,6 +137,7 @@ class MeshExecutable(Executable):
         kind: str = "manual",
         uneven: Uneven | None = None,
         outer: Outer | None = None,
+        memory_kinds: Sequence[str | None] = (),
     ):
         self.mesh, self.name, self.arg_names = mesh, name, closed.jaxpr.arg_names
         # The mesh of arguments and results.
@@ -160,6 +162,9 @@ class MeshExecutable(Executable):
         ]
         if uneven is not None:
             self._note_uneven(*uneven)
+        for k, memory_kind in enumerate(memory_kinds):
+            if memory_kind is not None:
+                self.out_shardings[k] = self.out_shardings[k].with_memory_kind(memory_kind)
         self.places = [SingleDeviceSharding(d) for d in self.devices]
         # The schedule that ranks must agree on before the first run; None if done or needless.
         self.undecided: Schedule | None = None

@@ -15,7 +15,7 @@ from typing import Any
 
 from spmd.base.amounts import size_text
 from spmd.base.config import config
-from spmd.base.device import Device, default_device
+from spmd.base.device import MEMORY_KINDS, Device, default_device
 from spmd.base.errors import DeviceError, ShardingError
 from spmd.base.source import UNKNOWN, current_source
 from spmd.base.util import collector_paused
@@ -165,8 +165,8 @@ def _with_specs_as_given(
 ) -> ClosedJaxpr:
     """The program with those specs of results that users have written, of several that say alike.
 
-    Their layouts come first, then the specs of arguments that are read and have as many dims;
-    where types say all, specs of results are in full.
+    Results are in the memory that users say. Their layouts come first, then the specs of arguments
+    that are read and have as many dims; where types say all, specs of results are in full.
     """
     (eqn,) = made.eqns
     outer, jaxpr = eqn.params.get("outer"), closed.jaxpr
@@ -183,11 +183,15 @@ def _with_specs_as_given(
         if own is None or own.without_trailing() != splits:
             own = given.get((aval.ndim, splits), spec)
         chosen.append(own)
-    if tuple(chosen) == outs:
+    kinds = tuple([None if s is None else s.memory_kind for s in wanted])
+    asks_for_memory = any(kind not in (None, MEMORY_KINDS[0]) for kind in kinds)
+    if tuple(chosen) == outs and not asks_for_memory:
         return made
-    changed = {"out_specs": tuple(chosen)}
+    changed: dict[str, Any] = {"out_specs": tuple(chosen)}
     if outer is not None:
         changed = {"outer": (*outer[:2], tuple(chosen))}
+    if asks_for_memory:
+        changed["memory_kinds"] = kinds
     eqn = eqn.replace(params=eqn.params | changed)
     return ClosedJaxpr(made.jaxpr.replace(eqns=(eqn,)), made.consts)
 
