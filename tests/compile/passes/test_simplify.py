@@ -43,7 +43,9 @@ def test_bits_of_one_number_everywhere_keep_their_shape(wide, narrow):
         ("bi,bij->bj", False),
         ("bj,bij->bi", False),
         ("abij,abjk->abik", False),
-        ("bil,bl->bi", True),
+        ("bil,bl->bi", False),
+        ("bim,bm->bi", True),
+        ("hil,hl->hi", False),
         ("hij,hj->hi", False),
         ("bli,bl->bi", False),
         ("bijk,bk->bij", True),
@@ -52,7 +54,7 @@ def test_bits_of_one_number_everywhere_keep_their_shape(wide, narrow):
     ],
 )
 def test_small_and_inner_products_are_sums(spec, is_product):
-    sizes = {"a": 2, "b": 3, "i": 5, "j": 5, "k": 5, "l": 9, "h": 5000}
+    sizes = {"a": 2, "b": 3, "i": 5, "j": 5, "k": 5, "l": 9, "m": 12, "h": 5000}
     x, y = (
         np.random.default_rng(k).normal(size=[sizes[c] for c in names]).astype(np.float32)
         for k, names in enumerate(spec.split("->")[0].split(","))
@@ -60,6 +62,34 @@ def test_small_and_inner_products_are_sums(spec, is_product):
     program = spmd.jit(lambda x, y: snp.einsum(spec, x, y))
     assert ("product" in program.lower(x, y).compile().as_text()) == is_product
     np.testing.assert_allclose(program(x, y), np.einsum(spec, x, y), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "spec, is_product",
+    [("ij,jk->ik", True), ("bji,bkj->bki", True), ("ij,jl->il", False), ("ij,j->i", False)],
+)
+def test_complex_products_are_four_of_real_numbers(spec, is_product):
+    sizes = {"b": 3, "i": 40, "j": 33, "k": 48, "l": 3}
+    numbers = np.random.default_rng(0).normal
+    x, y = (
+        (numbers(size=shape) + 1j * numbers(size=shape)).astype(np.complex64)
+        for shape in ([sizes[c] for c in names] for names in spec.split("->")[0].split(","))
+    )
+    program = spmd.jit(lambda x, y: snp.einsum(spec, x, y))
+    assert program.lower(x, y).compile().as_text().count("product") == 4 * is_product
+    np.testing.assert_allclose(program(x, y), np.einsum(spec, x, y), rtol=1e-4, atol=1e-3)
+    slope = spmd.jit(spmd.grad(lambda x: abs(snp.einsum(spec, x, y)).sum()))(x)
+    with spmd.disable_jit():
+        expected = spmd.grad(lambda x: abs(snp.einsum(spec, x, y)).sum())(snp.asarray(x))
+    np.testing.assert_allclose(slope, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("apart", range(2, 9))
+def test_lanes_that_are_some_elements_apart(apart):
+    x = np.random.default_rng(0).normal(size=(77, apart)).astype(np.float32)
+    found = spmd.jit(lambda x: (x[:, apart - 1] * 2, x[:, 0] + 1, x.sum(1)))(x)
+    for one, other in zip(found, (x[:, apart - 1] * 2, x[:, 0] + 1, x.sum(1)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def _joined(x, y):
