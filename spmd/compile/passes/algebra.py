@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from spmd.base import dtypes
+from spmd.base.source import Source
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, Eqn, Jaxpr, Literal, Var
 from spmd.core.remat import optimization_barrier_p
@@ -220,6 +221,15 @@ def _uncast(producers: Producers, operand: Atom) -> Atom:
     return inner.invars[0] if floats and _is_widening(narrow, wide) else operand
 
 
+def _widened_integers(producers: Producers, operand: Atom) -> Atom:
+    """The narrower integers of which an operand is a copy."""
+    inner = producers.of(operand, "convert_element_type")
+    if inner is None or inner.invars[0].aval.dtype.kind not in "iu":
+        return operand
+    narrow = inner.invars[0]
+    return narrow if _is_widening(narrow.aval.dtype, operand.aval.dtype) else operand
+
+
 def _dot(producers: Producers, writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
     """Read operands where and as they lie: a product takes any strides, and narrower floats."""
     operands, moved = list(ins), eqn.params["dimension_numbers"]
@@ -232,6 +242,9 @@ def _dot(producers: Producers, writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Ato
     other = _outer_product(writer, eqn, operands, moved)
     for rewritten in (_inner_products, _small_products, _complex_product):
         other = rewritten(writer, eqn, operands, moved) if other is None else other
+    if other is None:
+        narrow = [_widened_integers(producers, x) for x in operands]
+        other = _integer_product(writer, eqn, narrow, moved)
     if other is not None:
         return other
     if operands == list(ins):
@@ -344,9 +357,7 @@ def _outer_product(
         if tuple(sorted(order)) != order:
             return None
         where = (*range(count), *range(first, first + len(free)))
-        if operand.aval.dtype != out.dtype:
-            params = {"new_dtype": out.dtype, "weak_type": False}
-            operand = writer.emit(convert_element_type_p, [operand], params, eqn.source)
+        operand = _converted(writer, operand, out.dtype, eqn.source)
         operand = reshaped(writer, operand, tuple(operand.aval.shape[d] for d in order), eqn)
         if operand.aval.shape != out.shape:
             params = {"shape": out.shape, "broadcast_dimensions": where}
@@ -366,8 +377,8 @@ _FEW, _FEW_TERMS, _MOST_COLUMNS = 8, 16, 128
 # together. 4096 of 8 x 8 take 47 us so, a product 165; of 12 x 12 408 and 200. Of fewer terms the
 # lanes are matrices, which should be in a cache: 262,144 of 4 x 4 take twice as long.
 _FEW_ALONG_MEMORY, _LEAST_TURNED, _MOST_ALONG_MEMORY = 10, 5, 2**19
-# The least rows, columns and terms of complex matrices whose parts are multiplied, and all together.
-_LEAST_COMPLEX, _LEAST_COMPLEX_WORK = 4, 32**3
+# The least rows, columns and terms of matrices that are multiplied as floats, and the least work.
+_LEAST_SIDE, _LEAST_WORK = 4, 32**3
 
 
 def _is_plain(eqn: Eqn, ins: Sequence[Atom]) -> bool:
@@ -457,6 +468,55 @@ def _small_products(
     return writer.emit(reduce_sum_p, [product], {"axes": axes}, eqn.source)
 
 
+def _is_large(ins: Sequence[Atom], numbers: DimensionNumbers) -> bool:
+    """Whether a product is worth to read its operands twice."""
+    sizes = [
+        math.prod(x.aval.shape[d] for d in numbers.free(side, x.aval.ndim))
+        for side, x in enumerate(ins)
+    ]
+    sizes.append(_depth(ins, numbers))
+    return min(sizes) >= _LEAST_SIDE and math.prod(sizes) >= _LEAST_WORK
+
+
+def _depth(ins: Sequence[Atom], numbers: DimensionNumbers) -> int:
+    return math.prod(ins[0].aval.shape[d] for d in numbers.contract[0])
+
+
+def _integer_product(
+    writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom], numbers: DimensionNumbers
+) -> Atom | None:
+    """A product of narrow integers as one of floats, in which all sums are exact."""
+    out = eqn.outvars[0].aval.dtype
+    kinds = [x.aval.dtype for x in ins]
+    if out.kind not in "iu" or any(k.kind not in "iu" or k.itemsize > 2 for k in kinds):
+        return None
+    if any(map(dtypes.is_small, (out, *kinds))) or not _is_large(ins, numbers):
+        return None
+    most = _depth(ins, numbers) * math.prod(max(abs(v) for v in _range(k)) for k in kinds)
+    if most > 2**53:
+        return None
+    # Sums that do not fit the result wrap, as integers do when they are narrowed.
+    wide, whole = (np.float32, np.int32) if most <= 2**24 else (np.float64, np.int64)
+    source = eqn.source
+    factors = [_converted(writer, x, np.dtype(wide), source) for x in ins]
+    how = {"precision": None, "preferred_element_type": np.dtype(wide)}
+    params = eqn.params | {"dimension_numbers": numbers} | how
+    found = writer.emit(eqn.prim, factors, params, source)
+    return _converted(writer, _converted(writer, found, np.dtype(whole), source), out, source)
+
+
+def _range(dtype: np.dtype) -> tuple[int, int]:
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
+def _converted(writer: JaxprBuilder, x: Atom, dtype: np.dtype, source: Source) -> Atom:
+    if x.aval.dtype == dtype:
+        return x
+    params = {"new_dtype": dtype, "weak_type": False}
+    return writer.emit(convert_element_type_p, [x], params, source)
+
+
 def _complex_product(
     writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom], numbers: DimensionNumbers
 ) -> Atom | None:
@@ -464,12 +524,7 @@ def _complex_product(
     aval = eqn.outvars[0].aval
     if not dtypes.is_complex(aval.dtype) or any(x.aval.dtype != aval.dtype for x in ins):
         return None
-    sizes = [
-        math.prod(x.aval.shape[d] for d in numbers.free(side, x.aval.ndim))
-        for side, x in enumerate(ins)
-    ]
-    sizes.append(math.prod(ins[0].aval.shape[d] for d in numbers.contract[0]))
-    if min(sizes) < _LEAST_COMPLEX or math.prod(sizes) < _LEAST_COMPLEX_WORK:
+    if not _is_large(ins, numbers):
         return None
     source, parts = eqn.source, (real_p, imag_p)
     left, right = ([writer.emit(part, [x], {}, source) for part in parts] for x in ins)

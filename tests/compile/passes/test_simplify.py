@@ -84,6 +84,25 @@ def test_complex_products_are_four_of_real_numbers(spec, is_product):
     np.testing.assert_allclose(slope, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "left, right, out",
+    [("int8", "int8", "int8"), ("int8", "int8", "int32"), ("uint8", "int8", "int32"),
+     ("uint8", "uint8", "uint32"), ("int16", "uint16", "int32")],
+)  # fmt: skip
+@pytest.mark.parametrize("depth", [40, 3000])
+def test_narrow_integers_are_multiplied_as_floats(left, right, out, depth):
+    """Also where they are widened first; sums wrap as before."""
+    rng = np.random.default_rng(0)
+    x, y = (
+        rng.integers(np.iinfo(d).min, np.iinfo(d).max, shape, d, endpoint=True)
+        for d, shape in ((left, (33, depth)), (right, (depth, 31)))
+    )
+    program = spmd.jit(lambda x, y: x.astype(out) @ y.astype(out))
+    assert "product" in program.lower(x, y).compile().as_text()
+    expected = (x.astype(np.int64) @ y.astype(np.int64)).astype(out)
+    np.testing.assert_array_equal(program(x, y), expected)
+
+
 @pytest.mark.parametrize("apart", range(2, 9))
 def test_lanes_that_are_some_elements_apart(apart):
     x = np.random.default_rng(0).normal(size=(77, apart)).astype(np.float32)
