@@ -1,5 +1,6 @@
 """JAX's environment variables, read when `jax` is imported: programs set them just before.
 
+`XLA_FLAGS` is read again at the first use of a device, until when JAX takes no notice of it.
 spmd's own variables win, which `spmdrun` sets too.
 """
 
@@ -9,6 +10,7 @@ import os
 import re
 
 from spmd.base.config import SETTINGS, config
+from spmd.base.device import platforms
 
 # As `XLA_FLAGS` has it.
 _DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
@@ -24,7 +26,19 @@ def read() -> None:
         text = os.environ.get(variable)
         if text and ours[name] not in os.environ:
             config.update(name, text)
-    flags = _DEVICES.search(os.environ.get("XLA_FLAGS", ""))
+    before = os.environ.get("XLA_FLAGS", "")
+    _read_flags(before)
+
+    def read_again() -> None:
+        now = os.environ.get("XLA_FLAGS", "")
+        if now != before:  # what is set by `config.update` stays otherwise
+            _read_flags(now)
+
+    platforms["cpu"].on_first_count(read_again)
+
+
+def _read_flags(text: str) -> None:
+    flags = _DEVICES.search(text)
     if (
         flags
         and "SPMD_NUM_CPU_DEVICES" not in os.environ

@@ -172,6 +172,17 @@ class Platform:
             ]
         return self._lists[key]
 
+    def on_first_count(self, hook: Callable[[], None]) -> None:
+        """Call `hook` just before the devices of this process are counted the next time."""
+        count = self._local_count
+
+        def first() -> int:
+            self._local_count = count
+            hook()
+            return count()
+
+        self._local_count = first
+
     def _device(self, id: int, process: int, local: int) -> Device:
         found = self._known.get(id)
         if found is None or found.process_index != process:

@@ -27,7 +27,8 @@ else:
             return isinstance(x, (_WithValues, Tracer))
 
         def __subclasscheck__(cls, other: Any) -> bool:
-            return other is cls or issubclass(other, (_WithValues, Tracer))
+            # The class of a tracer is none, as in JAX: dispatch on types tells the two apart.
+            return other is cls or issubclass(other, _WithValues)
 
         def __getattr__(cls, name: str) -> Any:
             return getattr(_WithValues, name)

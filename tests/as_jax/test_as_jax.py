@@ -266,6 +266,44 @@ def test_exit_codes(words, code, text):
     assert done.returncode == code and text in done.stderr
 
 
+def test_flags_are_read_until_the_first_use_of_a_device(tmp_path):
+    program = """
+        import os
+        import jax
+        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+        assert jax.device_count("cpu") == len(jax.devices()) == 4
+        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+        assert len(jax.devices()) == 4
+    """
+    run(program, folder=tmp_path)
+    set_by_program = """
+        import jax
+        jax.config.update("jax_num_cpu_devices", 2)
+        assert len(jax.devices()) == 2
+    """
+    flags = "--xla_force_host_platform_device_count=3"
+    run(set_by_program, folder=tmp_path, XLA_FLAGS=flags)
+
+
+def test_dispatch_on_types_tells_tracers_from_arrays(tmp_path):
+    program = """
+        from functools import singledispatch
+        import jax
+        from jax.core import Tracer
+
+        assert not issubclass(Tracer, jax.Array) and issubclass(type(jax.numpy.ones(1)), jax.Array)
+        for kinds in ((jax.Array, Tracer), (Tracer, jax.Array)):
+            which = singledispatch(lambda x: None)
+            for kind in kinds:
+                which.register(kind)(lambda x, kind=kind: kind)
+            assert which(jax.numpy.ones(1)) is jax.Array
+            seen = []
+            jax.vmap(jax.grad(lambda x: seen.append(which(x)) or x))(jax.numpy.ones(2))
+            assert seen == [Tracer] and isinstance(jax.numpy.ones(1), jax.Array)
+    """
+    run(program, folder=tmp_path)
+
+
 def test_devices_from_flags_and_settings(tmp_path):
     program = """
         import os
