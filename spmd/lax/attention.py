@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.config import config
 from spmd.base.util import split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
@@ -70,13 +71,16 @@ def bind_attention(prim: Primitive, *operands: Any, spec: Attention) -> Any:
     axes = frozenset().union(*(typeof(x).vma for x in operands))
     operands = tuple(cast_to_vma(x, axes, typeof(x).vma) for x in operands)
     avals = tuple(typeof(x).strip_weak().strip_sharding() for x in operands)
-    jaxpr = _program(prim.name, spec, avals)
+    jaxpr = _program(prim.name, spec, avals, config.default_matmul_precision)
     return prim.bind(*operands, spec=spec, jaxpr=jaxpr)
 
 
 @lru_cache(maxsize=256)
-def _program(name: str, spec: Attention, avals: tuple[ShapedArray, ...]) -> ClosedJaxpr:
-    """The jaxpr that is compiled for one of the primitives."""
+def _program(
+    name: str, spec: Attention, avals: tuple[ShapedArray, ...], precision: str | None
+) -> ClosedJaxpr:
+    """The jaxpr that is compiled for one of the primitives, whose products have the precision that
+    is set."""
     return close(partial(_PROGRAMS[name], spec), avals, name)
 
 

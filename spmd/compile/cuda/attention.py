@@ -3,8 +3,8 @@
 A block has the queries of one key head, those of all its query heads, so that keys and values are
 read once for a tile of them. The gradient of queries is a launch of the same kind; in that of keys
 and values a block has keys, and walks over the queries. `attention.cuh` has the loops, and
-`tensor_attention.cuh` those of 16-bit floats, which tensor cores multiply; the text here says how a
-product becomes a score, and which keys queries may see.
+`tensor_attention.cuh` those of 16-bit floats and TF32, which tensor cores multiply; the text here
+says how a product becomes a score, and which keys queries may see.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Tiling:
 
 def takes_tensor_cores(given: BlockedAttention) -> bool:
     """Say whether tensor cores compute both products."""
-    return given.dtype in DTYPES
+    return given.tf32 or given.dtype in DTYPES
 
 
 def plan_attention(given: BlockedAttention) -> Tiling:
@@ -88,7 +88,8 @@ def _tensor_tiling(given: BlockedAttention, own: int, other: int) -> Tiling | No
     features = -(-given.features // WARP_ROWS) * WARP_ROWS
     parts = -(-features // MOST_FEATURES_OF_SUMS[given.part])
     chunks = features * itemsize(given.dtype) // CHUNK
-    chunks = next((n for n in (2, 4) if chunks <= n), -(-chunks // 8) * 8)
+    few = () if given.tf32 else (2, 4)
+    chunks = next((n for n in few if chunks <= n), -(-chunks // 8) * 8)
     mine, tile = CHUNK * chunks * own, CHUNK * chunks * other
     summed = features // parts * WARP_ROWS // WARP
     scores = other * WARP_ROWS // WARP

@@ -4,7 +4,8 @@
 // attention.cuh. `mma.sync` multiplies; a warp's weights go from one product to the next without
 // leaving its registers. While a tile is computed with, `cp.async` copies the next one to the other
 // of two places, so there is one barrier a tile. Rows lie as in tensor.cuh, as chunks of 16 bytes.
-// With PARTS, so many warps have the same rows, and each sums a part of the features.
+// With PARTS, so many warps have the same rows, and each sums a part of the features. Elements have 16
+// bits, or are f32 that are rounded to TF32.
 
 // How elements of T are multiplied: features in a chunk, the depth of an `mma.sync`.
 template <class T> struct Multiplied {
@@ -15,6 +16,8 @@ template <class T> struct Multiplied {
 constexpr int whole_features(int size) { return (size + 15) / 16 * 16; }
 template <class T> constexpr int row_chunks(int size) {
   const int chunks = whole_features(size) / Multiplied<T>::CHUNK;
+  // Lanes read every other row of f32, which lie in different banks if there are eight chunks.
+  if (sizeof(T) == 4) return (chunks + 7) / 8 * 8;
   return chunks <= 2 ? 2 : chunks <= 4 ? 4 : (chunks + 7) / 8 * 8;
 }
 template <class T> constexpr int tile_bytes(int rows, int size) {
@@ -72,6 +75,21 @@ void load_rows(u32 (&tiles)[4], u32 tile, int side, int depth, f16) {
   load_fragment<WIDTH, ALONG_SIDE, LEFT>(tiles, tile, side, depth);
 }
 
+template <int WIDTH, bool ALONG_SIDE, bool LEFT>
+void load_rows(u32 (&tiles)[4], u32 tile, int side, int depth, f32) {
+  load_tf32_fragment<WIDTH, ALONG_SIDE, LEFT>(tiles, tile, side, depth);
+}
+inline u32 as_tf32(f32 x) {
+  u32 bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return bits;
+}
+inline u32 load_tf32(u32 at) {
+  f32 x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+  return as_tf32(x);
+}
+
 // Products of a warp's rows, from `row` on, with COUNT rows of another tile.
 template <class T, int SIZE, int COUNT>
 void multiply_warp_rows(f32 (&products)[COUNT / 8][4], u32 own, int row, u32 other) {
@@ -103,24 +121,49 @@ template <class T, int SIZE, int COUNT, int FEATURES>
 void add_weighted(f32 (&sums)[FEATURES / 8][4], const f32 (&weights)[COUNT / 8][4], u32 tile,
                   int part) {
   constexpr int WIDTH = row_chunks<T>(SIZE);
+  if constexpr (sizeof(T) == 4) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int s = 0; s < COUNT / 8; s += 2) {
-    const u32 x[4] = {packed(weights[s][0], weights[s][1], T()),
-                      packed(weights[s][2], weights[s][3], T()),
-                      packed(weights[s + 1][0], weights[s + 1][1], T()),
-                      packed(weights[s + 1][2], weights[s + 1][3], T())};
+    for (int s = 0; s < COUNT / 8; s++) {
+      // A lane has neighbours of a row, where the factor wants columns that are four apart: so rows
+      // of the tile are taken in another order.
+      const u32 x[4] = {as_tf32(weights[s][0]), as_tf32(weights[s][2]), as_tf32(weights[s][1]),
+                        as_tf32(weights[s][3])};
+      const int row = lane_column(s, 0);
 #pragma unroll
-    for (int f = 0; f < FEATURES / 8; f += 2) {
-      if (whole_features(SIZE) % FEATURES && part + 8 * f >= whole_features(SIZE)) break;
-      u32 y[4];
-      load_rows<WIDTH, true, false>(y, tile, part + 8 * f, 8 * s, T());
-      multiply_tiles(sums[f], x, y[0], y[1], T());
-      multiply_tiles(sums[f + 1], x, y[2], y[3], T());
+      for (int f = 0; f < FEATURES / 8; f++) {
+        if (whole_features(SIZE) % FEATURES && part + 8 * f >= whole_features(SIZE)) break;
+        const int c = part + 8 * f + lane / 4;
+        u32 y[2];
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+          y[n] = load_tf32(tile + 16 * chunk_at<WIDTH>(row + n, c / 4) + 4 * (c % 4));
+        multiply_tiles(sums[f], x, y[0], y[1], T());
+      }
+    }
+  } else {
+#pragma unroll
+    for (int s = 0; s < COUNT / 8; s += 2) {
+      const u32 x[4] = {packed(weights[s][0], weights[s][1], T()),
+                        packed(weights[s][2], weights[s][3], T()),
+                        packed(weights[s + 1][0], weights[s + 1][1], T()),
+                        packed(weights[s + 1][2], weights[s + 1][3], T())};
+#pragma unroll
+      for (int f = 0; f < FEATURES / 8; f += 2) {
+        if (whole_features(SIZE) % FEATURES && part + 8 * f >= whole_features(SIZE)) break;
+        u32 y[4];
+        load_rows<WIDTH, true, false>(y, tile, part + 8 * f, 8 * s, T());
+        multiply_tiles(sums[f], x, y[0], y[1], T());
+        multiply_tiles(sums[f + 1], x, y[2], y[3], T());
+      }
     }
   }
 }
 
 // ---- results ----------------------------------------------------------------------------------
+
+template <class T> void put_two(u8 *to, f32 x, f32 y, T kind) { *(u32 *)to = packed(x, y, kind); }
+inline void put_two(u8 *to, f32 x, f32 y, f32) { *(Two *)to = {x, y}; }
 
 template <int BYTES> struct alignas(BYTES) Bytes { u8 of[BYTES]; };
 
@@ -137,8 +180,8 @@ void put_sums(u8 *tile, const f32 (&sums)[FEATURES / 8][4], int row, int part, F
       const int c = part + lane_column(f, 0);
       if (whole_features(SIZE) % FEATURES && c >= whole_features(SIZE)) break;
       u8 *to = tile + 16 * chunk_at<WIDTH>(row + lane_row(half), c / CHUNK);
-      *(u32 *)(to + (int)sizeof(T) * (c % CHUNK)) =
-          packed(sums[f][2 * half] * by, sums[f][2 * half + 1] * by, T());
+      to += (int)sizeof(T) * (c % CHUNK);
+      put_two(to, sums[f][2 * half] * by, sums[f][2 * half + 1] * by, T());
     }
   }
 }

@@ -10,7 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from spmd.base.util import split_list
+from spmd.compile.definitions.product_precision import factors_of
 from spmd.compile.definitions.table import defines
 from spmd.compile.kernel.attention import (
     DTYPES,
@@ -22,25 +25,30 @@ from spmd.compile.kernel.attention import (
 )
 from spmd.compile.kernel.dtypes import kernel_dtype, kind
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.ir import ClosedJaxpr
+from spmd.core.ir import ClosedJaxpr, all_eqns
 from spmd.core.primitive import internal_primitive
 from spmd.core.structural import permute_dims
 from spmd.lax.attention import attention_grad_p, attention_p
 from spmd.lax.attention_blocks import Attention, attend, attend_grad
+from spmd.lax.dot import dot_general_p
+from spmd.lax.precision import DotAlgorithmPreset
 
 # (B, T, K, G, H) to (B, K, G, T, H) and back; (B, S, K, H) to (B, K, S, H), and back.
 _QUERIES_INSIDE, _QUERIES_OUTSIDE = (0, 2, 3, 1, 4), (0, 3, 1, 2, 4)
 _TURNED = (0, 2, 1, 3)
+_TF32 = DotAlgorithmPreset.TF32_TF32_F32
 
 
 def _abstract(
-    *avals: ShapedArray, part: str, spec: Attention, results: tuple[ShapedArray, ...]
+    *avals: ShapedArray, part: str, spec: Attention, results: tuple[ShapedArray, ...], tf32: bool
 ) -> list[ShapedArray]:
     axes = frozenset().union(*(aval.vma for aval in avals))
     return [aval.update(vma=axes) for aval in results]
 
 
-def _impl(xp: Any, *operands: Any, part: str, spec: Attention, results: Any) -> list[Any]:
+def _impl(
+    xp: Any, *operands: Any, part: str, spec: Attention, results: Any, tf32: bool
+) -> list[Any]:
     """The formulas of `lax/attention.py`, on arrays in their order."""
     named, extras = split_list(operands, [len(READS[part])])
     given = [
@@ -58,6 +66,7 @@ def _impl(xp: Any, *operands: Any, part: str, spec: Attention, results: Any) -> 
 
 
 # Operands as `READS` of its part says, then extras; `results` are the types of what it writes.
+# `tf32`: whether factors may be rounded.
 attention_block_p = internal_primitive("attention_block", _abstract, _impl)
 
 
@@ -76,11 +85,22 @@ def _is_regular(spec: Attention, extras: Sequence[Any]) -> bool:
     return math.isfinite(spec.scale) and bias and shift
 
 
+def _rounds(q: ShapedArray, program: ClosedJaxpr) -> bool:
+    """Whether factors of float32 may be rounded to TF32: both products of the formula say so."""
+    asked = [e.params["precision"] for e in all_eqns(program.jaxpr) if e.prim is dot_general_p]
+    return q.dtype == np.float32 and all(factors_of(p) is _TF32 for p in asked)
+
+
 def _block(
-    part: str, spec: Attention, operands: Sequence[Any], results: Sequence[ShapedArray]
+    part: str,
+    spec: Attention,
+    operands: Sequence[Any],
+    results: Sequence[ShapedArray],
+    program: ClosedJaxpr,
 ) -> Any:
     types = tuple([aval.update(vma=frozenset()) for aval in results])
-    return attention_block_p.bind(*operands, part=part, spec=spec, results=types)
+    tf32 = _rounds(typeof(operands[0]), program)
+    return attention_block_p.bind(*operands, part=part, spec=spec, results=types, tf32=tf32)
 
 
 @defines("attention", when=_has_tiles)
@@ -91,7 +111,7 @@ def attention(*operands: Any, spec: Attention, jaxpr: ClosedJaxpr) -> list[Any]:
         return attend(spec, *operands)
     q, (k, v) = permute_dims(q, _QUERIES_OUTSIDE), (permute_dims(x, _TURNED) for x in (k, v))
     numbers = jaxpr.out_avals[1:]
-    out, top, rest = _block(FORWARD, spec, [q, k, v, *extras], [typeof(q), *numbers])
+    out, top, rest = _block(FORWARD, spec, [q, k, v, *extras], [typeof(q), *numbers], jaxpr)
     return [permute_dims(out, _QUERIES_INSIDE), top, rest]
 
 
@@ -104,6 +124,6 @@ def attention_grad(*operands: Any, spec: Attention, jaxpr: ClosedJaxpr) -> list[
     q, ct = (permute_dims(x, _QUERIES_OUTSIDE) for x in (q, ct))
     k, v = (permute_dims(x, _TURNED) for x in (k, v))
     given = [q, k, v, *numbers, ct, *extras]
-    (dq,) = _block(QUERY_GRAD, spec, given, [typeof(q)])
-    dk, dv = _block(KEY_GRAD, spec, given, [typeof(k), typeof(v)])
+    (dq,) = _block(QUERY_GRAD, spec, given, [typeof(q)], jaxpr)
+    dk, dv = _block(KEY_GRAD, spec, given, [typeof(k), typeof(v)], jaxpr)
     return [permute_dims(dq, _QUERIES_INSIDE), permute_dims(dk, _TURNED), permute_dims(dv, _TURNED)]

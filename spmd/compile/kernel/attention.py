@@ -41,7 +41,8 @@ class BlockedAttention:
     """One part of attention. `numbers`: the forward part writes `top` and `rest`, too.
 
     Of `extras` the first is a bias if there is one, the last a shift if there is one, the others
-    are masks. `aligned`: all arrays begin at multiples of 16 bytes.
+    are masks. `aligned`: all arrays begin at multiples of 16 bytes. `tf32`: factors of float32 may
+    be rounded to TF32.
     """
 
     part: str
@@ -60,6 +61,7 @@ class BlockedAttention:
     extras: tuple[Extra, ...]
     numbers: bool = True
     aligned: bool = True
+    tf32: bool = False
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -94,6 +96,7 @@ def check_attention(given: BlockedAttention) -> None:
         "a bias that is no number": not given.bias or kind(given.extras[0].dtype) == "f",
         "a mask that is not bool": all(extra.dtype == "bool" for extra in others),
         "a shift that is not i32": not given.shifted or given.extras[-1].dtype == "i32",
+        f"factors of {given.dtype} in TF32": not given.tf32 or given.dtype == "f32",
         "a gradient without numbers": given.numbers or given.part == FORWARD,
     }
     for what, holds in rules.items():

@@ -48,7 +48,7 @@ def attention_block(lowering: Lowering, eqn: Eqn) -> None:
     kernel = BlockedAttention(
         part, dtype, b, heads, groups, t, k.shape[1], features,
         spec.scale, spec.causal, spec.window, spec.bias, spec.shifted,
-        tuple(extras), numbers, all(map(_is_aligned, refs)),
+        tuple(extras), numbers, all(map(_is_aligned, refs)), eqn.params["tf32"],
     )  # fmt: skip
     lowering.steps.append(Attend(kernel, tuple(refs), "attention", eqn.source))
 

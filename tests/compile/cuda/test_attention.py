@@ -101,7 +101,7 @@ def case_of(kernel: BlockedAttention) -> Case:
     def meaning(part: str, *operands: np.ndarray) -> list[np.ndarray]:
         types = (ShapedArray((1,), np.dtype(np.float32)),)
         found = attention_block_p.rule("impl")(
-            np, *operands, *extras, part=part, spec=spec, results=types
+            np, *operands, *extras, part=part, spec=spec, results=types, tf32=kernel.tf32
         )
         return [np.ascontiguousarray(x) for x in found]
 
@@ -120,7 +120,9 @@ def case_of(kernel: BlockedAttention) -> Case:
             found[1:] = [found[1] + found[2]]
         for x, y in zip(found, wanted, strict=True):
             y = y.reshape(-1).astype(np.float64)
-            error = {"f32": 2e-6, "f16": 2e-3, "bf16": 1.6e-2}[kernel.dtype] * np.abs(y).max()
+            rounding = "tf32" if kernel.tf32 else kernel.dtype
+            error = {"f32": 2e-6, "tf32": 3e-3, "f16": 2e-3, "bf16": 1.6e-2}[rounding]
+            error *= np.abs(y).max()
             np.testing.assert_allclose(x.astype(np.float64), y, 1e-6, error)
 
     written = [
@@ -139,6 +141,7 @@ KINDS = [
     kernel_of((1, 2, 2, 20, 10, 40), "bf16", bias=HEADS),
     # On tensor cores: several tiles, of which queries and keys see few, and queries none.
     kernel_of((1, 1, 2, 35, 75, 20), "f16", window=(4, 3), masks=(LENGTHS,)),
+    kernel_of((1, 2, 1, 18, 35, 24), tf32=True, causal=True),
 ]
 MORE = [
     kernel_of((1, 1, 1, 64, 70, 32), numbers=False),
@@ -146,6 +149,8 @@ MORE = [
     kernel_of((1, 1, 1, 17, 17, 256), aligned=False),
     kernel_of((1, 1, 8, 1, 40, 128), "bf16"),
     kernel_of((1, 1, 1, 40, 50, 200), "bf16", causal=True),
+    kernel_of((1, 1, 1, 20, 40, 200), tf32=True),
+    kernel_of((1, 1, 2, 18, 33, 5), tf32=True, aligned=False, window=(4, 3)),
     kernel_of((2, 1, 2, 18, 33, 15), "f16", aligned=False),
     kernel_of((1, 1, 1, 70, 140, 64), "bf16", causal=True, numbers=False),
     kernel_of((1, 1, 1, 20, 20, 8), causal=True, shift=(False, False, False, True, False)),
@@ -175,9 +180,10 @@ def test_functions_fit_on_all_gpus_without_spills():
     kinds = [kernel_of((2, 4, 2, 512, 512, 64), part=part, causal=True) for part in PARTS]
     kinds += [kernel_of((2, 4, 2, 512, 512, 200))]
     kinds += [
-        kernel_of((2, 4, 2, 512, 512, size), "bf16", part=part, causal=True, shift=QUERY_LENGTHS)
+        kernel_of((2, 4, 2, 512, 512, size), dtype, part=part, causal=True, tf32=dtype == "f32")
         for size in (64, 256)
         for part in PARTS
+        for dtype in ("bf16", "f32")
     ]
     functions = [f for kind in kinds for f in render_attention(kind).functions]
     for arch in ("sm_80", "sm_90", f"sm_{architectures()[-1]}"):
@@ -289,6 +295,7 @@ def test_each_barrier_and_wait_on_tensor_cores_is_needed(function):
     [
         ({"part": "backward"}, "part 'backward'"),
         ({"dtype": "f64"}, "dtype 'f64'"),
+        ({"dtype": "bf16", "tf32": True}, "factors of bf16 in TF32"),
         ({"features": 257}, r"sizes \(1, 1, 1, 8, 8, 257\)"),
         ({"extras": (Extra("f32", ALL),)}, "a mask that is not bool"),
         ({"part": KEY_GRAD, "numbers": False}, "a gradient without numbers"),
@@ -327,6 +334,22 @@ def test_a_call_is_one_launch():
     assert "attention forward 2x2x2x20x12x16" in line
     found, wanted = spmd.jit(attend)(q, k, v), on_cpu(attend, q, k, v)
     np.testing.assert_allclose(found, wanted, 1e-5, 1e-6)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_factors_are_rounded_to_tf32_where_that_is_asked_for():
+    given = numbers((1, 20, 2, 16), (1, 24, 2, 16), (1, 24, 2, 16))
+
+    def attend(*given):
+        return nn.dot_product_attention(*given)
+
+    wanted, errors = np.asarray(on_cpu(attend, *given)), []
+    for precision in (None, "tensorfloat32", "highest"):
+        with spmd.default_matmul_precision(precision):
+            call = spmd.jit(lambda *given: attend(*given))
+            assert steps_of(attend, *given).count("attention forward") == 1
+            errors.append(np.abs(np.asarray(call(*given)) - wanted).max())
+    assert errors[0] == errors[2] < 1e-6 < 1e-4 < errors[1] < 3e-3
 
 
 @pytest.mark.usefixtures("gpus")

@@ -76,6 +76,11 @@ def fused_attention(q: Any, k: Any, v: Any) -> Any:
     return nn.dot_product_attention(q, k, v)
 
 
+def rounded_attention(q: Any, k: Any, v: Any) -> Any:
+    with spmd.default_matmul_precision("tensorfloat32"):
+        return fused_attention(q, k, v)
+
+
 def attention_grad(q: Any, k: Any, v: Any, ct: Any) -> Any:
     return spmd.vjp(fused_attention, q, k, v)[1](ct)
 
@@ -102,6 +107,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], float
     "attention": (fused_attention, ((1, 64, 2, 32),) * 3, 1.05),
     "attention of two blocks": (fused_attention, ((1, 128, 1, 32),) + ((1, 64, 1, 32),) * 2, 1.35),
     "gradient of attention": (attention_grad, ((1, 64, 1, 32),) * 4, 1.05),
+    "attention, TF32": (rounded_attention, ((1, 64, 2, 32),) * 3, 1.05),
     "attention, bfloat16": (fused_attention, ((1, 64, 2, 64),) * 3, 1.05),
     "gradient of attention, bfloat16": (attention_grad, ((1, 64, 1, 64),) * 4, 1.05),
 }
