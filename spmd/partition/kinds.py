@@ -7,6 +7,7 @@ have to be split alike.
 
 from __future__ import annotations
 
+import functools
 from operator import attrgetter
 from types import NoneType
 from typing import Any, TypeVar
@@ -62,7 +63,7 @@ class Kind:
         self.windows: Windows = windows or {}
         self.is_elementwise = rule is not None and is_row_by_row(rule)
         self.level = RENAMES if rule is None else level_of(prim, self.is_elementwise)
-        self.groups: Groups = () if rule is None else _groups(prim, rule)
+        self.groups: Groups = () if rule is None else _groups(rule, prim in INDEXING)
         self.ways: dict[Any, Any] = {}
         self.offers: dict[Any, Offers] = {}
         has_one_result = rule is not None and len(rule.results) == 1
@@ -141,7 +142,8 @@ def _may_be_kept(prim: Primitive, params: dict[str, Any]) -> bool:
     return True
 
 
-def _groups(prim: Primitive, rule: Dims) -> Groups:
+@functools.lru_cache(maxsize=_MOST)
+def _groups(rule: Dims, is_indexing: bool) -> Groups:
     """The dims of each label that may be split, the first of which get an axis that more would.
 
     Sorted rows need not be split like those before: another dim often takes the axis for less.
@@ -156,6 +158,6 @@ def _groups(prim: Primitive, rule: Dims) -> Groups:
             elif label != SORTED and may_split(rule, label):
                 found[label] = ((k, d),)
     groups = list(found.values())
-    if prim in INDEXING:
+    if is_indexing:
         groups.sort(key=lambda group: all(k != 1 for k, _ in group))
     return tuple(groups)

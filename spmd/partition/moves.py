@@ -51,8 +51,10 @@ _TOTALS: dict[str, Callable[[Any, Axes], Any]] = {
 
 def is_uneven(shape: Sequence[int], split: Split, sizes: Mapping[Any, int]) -> bool:
     """Whether the parts of some dim have different sizes."""
-    pairs = zip(shape, split, strict=True)
-    return any(size % math.prod(sizes[a] for a in axes) for size, axes in pairs)
+    for size, axes in zip(shape, split, strict=True):
+        if axes and size % math.prod([sizes[a] for a in axes]):
+            return True
+    return False
 
 
 def moved(x: Any, shape: Sequence[int], have: Split, want: Split, sizes: Mapping[Any, int]) -> Any:

@@ -236,18 +236,13 @@ def agreed_axes(rule: Dims, cells: Sequence[Cell], sizes: Sizes) -> dict[int, Ax
     if not found:
         return found
     for labels in rule.results:
-        for label in found:
-            if label not in labels:
-                return None
+        if not found.keys() <= set(labels):
+            return None
     for labels, cell in sides:
-        for d, axes in enumerate(cell.axes):
-            count, label = 1, labels[d]
-            if axes != (found[label] if label in found else ()):
-                return None
-            for a in axes:
-                count *= sizes[a]
-            if cell.shape[d] % count:
-                return None
+        if cell.axes != split_by(labels, found):
+            return None
+        if cell.is_split and is_uneven(cell.shape, cell.axes, sizes):
+            return None
     return found
 
 
