@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from spmd.base.context import state
 from spmd.base.errors import ArgumentError
@@ -31,12 +31,24 @@ def named_scope(name: str) -> Iterator[None]:
     """
     if not isinstance(name, str):
         raise ArgumentError(f"named_scope: the name must be a string, got {name!r}")
-    before = state.scope
-    state.scope = f"{before}/{name}" if before else name
+    before = state.scope, state.name_stack, state.scope_trace
+    scope, names, trace = before
+    shown = _under_transformations(name, state.trace, trace)
+    state.scope = f"{scope}/{name}" if scope else name
+    state.name_stack = f"{names}/{shown}" if names else shown
+    state.scope_trace = state.trace
     try:
         yield
     finally:
-        state.scope = before
+        state.scope, state.name_stack, state.scope_trace = before
+
+
+def _under_transformations(name: str, trace: Any, outside: Any) -> str:
+    """`vmap(jvp(name))`, of the transformations that began inside of the scope around."""
+    while trace is not None and trace is not outside and not trace.stages:
+        name = f"{trace.transform}({name})" if trace.transform else name
+        trace = trace.parent
+    return name
 
 
 def named_call(fun: Callable[P, R], *, name: str | None = None) -> Callable[P, R]:

@@ -20,6 +20,10 @@ class _State(threading.local):
         self.axes: tuple[Any, ...] = ()
         self.source: Any = None
         self.scope: str = ""
+        # The scopes with the transformations that they were entered under, `vmap(jvp(layer))`, and
+        # the trace that the innermost one was entered under.
+        self.name_stack: str = ""
+        self.scope_trace: Any = None
         self.operand: str = ""
         # The mesh that `set_mesh` has set, over which results lie that no mesh has touched.
         self.mesh: Any = None
@@ -102,6 +106,7 @@ def undisturbed() -> Iterator[None]:
     """Begin as a new thread does, for the length of a `with` block: no trace, no axes, no line."""
     before = vars(state).copy()
     state.axes, state.source, state.scope, state.operand, state.mesh = (), None, "", "", None
+    state.name_stack, state.scope_trace = "", None
     try:
         with current_trace(evaluation[0]):
             yield

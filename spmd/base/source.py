@@ -26,6 +26,7 @@ SKIPPED_FILES = {functools.__file__, contextlib.__file__, _STRING, "<frozen runp
 class Source:
     """A place in the user's program; `scope` is its name by `named_scope`.
 
+    `name_stack` is the scope with the transformations that it was entered under, as JAX has it.
     `operand` names the leaf, where an operation is applied to each leaf of a pytree. `through` is
     the `file:line` of an installed package, where the line calls one that does the work.
     """
@@ -36,6 +37,7 @@ class Source:
     scope: str = ""
     operand: str = ""
     through: str = ""
+    name_stack: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} ({self.function})" + self._suffix()
@@ -44,11 +46,6 @@ class Source:
     def short(self) -> str:
         """`file:line`, without folders."""
         return f"{_place(self.file, self.line)}" + self._suffix()
-
-    @property
-    def name_stack(self) -> str:
-        """The names of the scopes, as JAX's sources of equations give them."""
-        return self.scope
 
     def _suffix(self) -> str:
         through = f" through {self.through}" if self.through else ""
@@ -102,9 +99,29 @@ def is_skipped(file: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _interned(
-    file: str, line: int, function: str, scope: str, operand: str, through: str
+    file: str, line: int, function: str, scope: str, operand: str, through: str, names: str
 ) -> Source:
-    return Source(file, line, function, scope, operand, through)
+    return Source(file, line, function, scope, operand, through, names)
+
+
+@functools.lru_cache(maxsize=4096)
+def transposed(source: Source, depth: int) -> Source:
+    """The source of a transposed equation: the `jvp` inside `depth` others is in a `transpose`."""
+    names = source.name_stack
+    start = -1
+    for _ in range(depth + 1):
+        start = names.find("jvp(", start + 1)
+        if start < 0:
+            return source
+    end, inside = start + 3, 0
+    while end < len(names):
+        inside += {"(": 1, ")": -1}.get(names[end], 0)
+        end += 1
+        if not inside:
+            break
+    names = f"{names[:start]}transpose({names[start:end]}){names[end:]}"
+    parts = source.file, source.line, source.function, source.scope, source.operand
+    return _interned(*parts, source.through, names)
 
 
 # By code object and instruction, the line, which takes long to work out: a function's table of
@@ -125,7 +142,8 @@ def _found(frame: Any, code: Any) -> Source:
 
 def _source_of(frame: Any, through: str = "") -> Source:
     file, name = frame.f_code.co_filename, frame.f_code.co_name
-    return _interned(file, frame.f_lineno, name, state.scope, state.operand, through)
+    names = state.scope, state.operand, through, state.name_stack
+    return _interned(file, frame.f_lineno, name, *names)
 
 
 # Functions between a user's call of a loop or conditional and its code.

@@ -151,6 +151,11 @@ def take_names(wrapper: Any, wrapped: Any) -> None:
                 setattr(wrapper, name, value)
             except TypeError:
                 continue
+    if isinstance(wrapped, functools.partial):
+        inner = wrapped.func
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        wrapper.__name__ = getattr(inner, "__name__", type(inner).__name__)
     wrapper.__wrapped__ = wrapped
 
 

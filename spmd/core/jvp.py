@@ -108,6 +108,7 @@ class JVPTrace(Trace):
     """Pushes tangents through every primitive."""
 
     tracer: Callable[..., Any] = JVPTracer
+    transform = "jvp"
 
     def __init__(self, parent: Trace):
         self.parent = parent

@@ -38,6 +38,8 @@ class Trace:
 
     parent: Any = None
     alive: bool = True
+    # Its name in the names of scopes that are entered under it.
+    transform: str = ""
     # Whether it stages a function, and the mutable arrays that this reached outside of itself.
     stages: bool = False
     touches: Any = None

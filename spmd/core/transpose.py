@@ -13,7 +13,7 @@ from typing import Any
 
 from spmd.base import dtypes
 from spmd.base.context import state
-from spmd.base.source import UNKNOWN, Source
+from spmd.base.source import UNKNOWN, Source, transposed
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.explicit import match_sharding, to_auto
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
@@ -79,7 +79,10 @@ def backward_pass(
             if isinstance(var, Var) and var not in values:
                 found.add(var, ct)
         for eqn in reversed(backwards):
-            state.source = before if eqn.source is UNKNOWN else eqn.source
+            source = eqn.source
+            if source.name_stack and "jvp(" in source.name_stack:
+                source = transposed(source, _count_jvps(state.trace))
+            state.source = before if source is UNKNOWN else source
             _transpose_eqn(eqn, values, found)
     finally:
         state.source = before
@@ -87,6 +90,15 @@ def backward_pass(
         found.result(var) if isinstance(x, Linear) else None
         for var, x in zip(jaxpr.invars, operands, strict=True)
     ]
+
+
+def _count_jvps(trace: Any) -> int:
+    """How many forward derivatives are being taken."""
+    count = 0
+    while trace is not None:
+        count += trace.transform == "jvp"
+        trace = trace.parent if not trace.stages else None
+    return count
 
 
 def _run_nonlinear(jaxpr: Jaxpr, values: dict[Var, Any], before: Source | None) -> list[Eqn]:

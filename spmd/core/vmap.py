@@ -70,6 +70,8 @@ class BatchTracer(Tracer):
 class BatchTrace(Trace):
     """Vectorises every primitive over one axis."""
 
+    transform = "vmap"
+
     def __init__(self, parent: Trace, axis: BatchAxis):
         self.parent = parent
         self.axis = axis

@@ -9,7 +9,7 @@ __all__ = ["set_xla_metadata"]
 
 
 def set_xla_metadata(x: Any = None, **kwargs: Any) -> Any:
-    """Return `x` as it is, or without it a context that changes nothing.
+    """Return `x` as it is, or without it a context, or decorator, that changes nothing.
 
     JAX attaches the keyword arguments to operations, for XLA to read; values are the same.
 
@@ -19,4 +19,8 @@ def set_xla_metadata(x: Any = None, **kwargs: Any) -> Any:
     ...     print(snp.arange(2))
     [0 1]
     """
-    return contextlib.nullcontext() if x is None else x
+    return _Unchanged() if x is None else x
+
+
+class _Unchanged(contextlib.nullcontext, contextlib.ContextDecorator):
+    """A context that functions can be decorated with too."""

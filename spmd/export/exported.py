@@ -103,6 +103,27 @@ class DisabledSafetyCheck:
     __repr__ = __str__
 
 
+class _ExportedAval(ShapeDtypeStruct):
+    """The type of an argument or a result, of which sizes may be symbolic: equal to an aval."""
+
+    __slots__ = ()
+
+    def __init__(self, info: ShapeDtypeStruct):
+        super().__init__(info.shape, info.dtype, sharding=info.sharding, weak_type=info.weak_type)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ShapedArray):
+            wanted = (other.shape, other.dtype, other.weak_type)
+            return (self.shape, self.dtype, self.weak_type) == wanted
+        return super().__eq__(other)
+
+    __hash__ = ShapeDtypeStruct.__hash__
+
+    def __repr__(self) -> str:
+        sizes, weak = ",".join(map(str, self.shape)), ", weak_type=True" * self.weak_type
+        return f"ShapedArray({dtypes.long_name(self.dtype)}[{sizes}]{weak})"
+
+
 @dataclass(frozen=True, eq=False)
 class Exported:
     """A function with its shapes, as `export` makes it and `deserialize` reads it.
@@ -127,6 +148,10 @@ class Exported:
     _out_lies: tuple[Any, ...] = field(repr=False, default=())
     disabled_safety_checks: tuple[DisabledSafetyCheck, ...] = field(repr=False, default=())
     _programs: dict[Any, Any] = field(repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("in_avals", "out_avals"):
+            object.__setattr__(self, name, tuple(map(_ExportedAval, getattr(self, name))))
 
     calling_convention_version = maximum_supported_calling_convention_version
     # Constants are written into the program.

@@ -497,9 +497,7 @@ abs_p = unary("abs", accepts=NUMERIC, jvp=_abs_jvp, result=_real_dtype)
 floor_p = unary("floor", accepts=FLOAT)
 ceil_p = unary("ceil", accepts=FLOAT)
 round_p = unary("round", accepts=FLOAT, impl=_round)
-is_finite_p = unary(
-    "is_finite", accepts=FLOAT, impl="isfinite", result=lambda x: dtypes.bool_, weak=False
-)
+is_finite_p = unary("is_finite", accepts=FLOAT, impl="isfinite", result=lambda x: dtypes.bool_)
 nextafter_p = binary(
     "nextafter",
     accepts=FLOAT,

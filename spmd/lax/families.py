@@ -428,7 +428,7 @@ def binary(
 def comparison(name: str, *, accepts: DtypeSet, impl: Rule | str) -> Primitive:
     """An elementwise primitive that answers a question about two operands."""
     return elementwise(
-        name, ("x", "y"), accepts=accepts, impl=impl, result=lambda x, y: dtypes.bool_, weak=False
+        name, ("x", "y"), accepts=accepts, impl=impl, result=lambda x, y: dtypes.bool_
     )
 
 

@@ -441,7 +441,11 @@ def ediff1d(ary: ArrayLike, to_end: Any = None, to_begin: Any = None) -> Array:
     check_arraylike("ediff1d", ary)
     ary = plain(ary)
     dtype = typeof(ary).dtype
-    middle = diff(ravel(ary))
+    flat = ravel(ary)
+    count = typeof(flat).shape[0]
+    # Not `diff`, which compares bools: these have no differences here.
+    before, behind = (lax.slice_in_dim(flat, k, max(count - 1 + k, k)) for k in (0, min(1, count)))
+    middle = lax.sub(behind, before)
     ends = [None if e is None else ravel(convert(plain(e), dtype)) for e in (to_begin, to_end)]
     parts = [p for p in (ends[0], middle, ends[1]) if p is not None]
     return concatenate(parts, 0)

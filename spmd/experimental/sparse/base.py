@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,10 @@ class JAXSparse(abc.ABC):
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        # Without it Python would ask for items without end: those past the last are clamped.
+        return (self[k] for k in range(len(self)))
 
     def __pos__(self) -> Any:
         return self

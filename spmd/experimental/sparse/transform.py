@@ -174,9 +174,12 @@ def _div(prim: Any, operands: Any, params: Any) -> Any:
 def _add(prim: Any, operands: Any, params: Any) -> Any:
     x, y = map(_bcoo, operands)
     if not (_is_sparse(x) and _is_sparse(y)):
-        raise RefusedError(
-            "the sum of a sparse array and a dense one is dense; call todense() first"
-        )
+        if prim.name == "sub" or np.shape(x) != np.shape(y):
+            raise RefusedError(
+                f"{prim.name} of a sparse array and a dense one, or a number, is dense; call "
+                "todense() first"
+            )
+        return prim.bind(*[v.todense() if _is_sparse(v) else v for v in (x, y)])
     if x.shape != y.shape or (x.n_batch, x.n_dense) != (y.n_batch, y.n_dense):
         raise RefusedError(f"a sum of sparse arrays needs one shape and one layout: {x}, {y}")
     (a, ia), (b, ib) = full_buffers(x), full_buffers(y)
