@@ -91,78 +91,58 @@ def _parser() -> argparse.ArgumentParser:
         usage="spmdrun [-n N] [options] (script.py | -m module | executable) [arguments]",
         description="Run a program on several ranks with the MPI that mpi4py uses.",
     )
-    add = parser.add_argument
+    _add_ranks(parser.add_argument_group("ranks").add_argument)
+    _add_ends(parser.add_argument_group("ends and failures").add_argument)
+    _add_output(parser.add_argument_group("output and input").add_argument)
+    _add_checks(parser.add_argument_group("instead of a program").add_argument)
+    return parser
+
+
+def _add_ranks(add: Callable[..., object]) -> None:
     add("-n", "--ranks", type=_whole(1), metavar="N", help="number of ranks; default: one per core")
     # As mpirun has it.
     add("-np", "--n", "--np", dest="ranks", type=_whole(1), help=argparse.SUPPRESS)
     add("--devices-per-rank", type=_whole(1), metavar="D", help="virtual CPU devices in each rank")
-    add(
-        "--hostfile", type=_text, metavar="FILE", help="hosts to run on, one a line: `name slots=4`"
-    )
-    add("--timeout", type=_seconds, metavar="S", help="end the job after S seconds (exit code 124)")
-    add(
-        "--stall-timeout",
-        type=_seconds,
-        metavar="S",
-        help="end it when it hangs for S (600; 0: never)",
-    )
-    add(
-        "--grace", type=_seconds, metavar="S", help="from asking ranks to end to killing them (1.5)"
-    )
-    add(
-        "--max-restarts",
-        type=_whole(0),
-        metavar="N",
-        help="start again after a failure, N times at most",
-    )
-    add(
-        "--elastic",
-        type=_whole(1),
-        metavar="MIN",
-        help="go on, or restart, without ranks that died; MIN must be left",
-    )
-    add(
-        "--inject",
-        action="append",
-        type=_text,
-        metavar="FAULT",
-        help="make a fault: kill:rank=1,op=5 ('help')",
-    )
-    add(
-        "--log-dir",
-        type=_text,
-        metavar="DIR",
-        help="also write each rank's output to DIR/rank-N.log",
-    )
-    add(
-        "--only-rank",
-        dest="only_ranks",
-        metavar="LIST",
-        help="show only these ranks' output: 0,2-3",
-    )
-    add(
-        "--stdin",
-        type=_whole(0),
-        metavar="RANK",
-        help="which rank reads the standard input; default: 0",
-    )
+    hosts = "hosts to run on, one a line: `name slots=4`"
+    add("--hostfile", type=_text, metavar="FILE", help=hosts)
     add("--as-jax", action="store_true", help="a program that imports jax: run it on spmd")
-    add("--collapse", action="store_true", help="print a line that all ranks say once: `r0-3 | `")
-    add("--no-prefix", dest="prefix", action="store_false", help="print lines without `r2 | `")
     add("--no-bind", dest="bind", action="store_false", help="bind ranks to no cores and GPUs")
     add("--share-gpus", action="store_true", help="let ranks share GPUs if there are too few")
-    add(
-        "--mpirun",
-        type=_text,
-        metavar="PATH",
-        help="use this mpirun instead of the one that is found",
-    )
+    mpirun = "use this mpirun instead of the one that is found"
+    add("--mpirun", type=_text, metavar="PATH", help=mpirun)
+
+
+def _add_ends(add: Callable[..., object]) -> None:
+    add("--timeout", type=_seconds, metavar="S", help="end the job after S seconds (exit code 124)")
+    stall = "end it when it hangs for S (600; 0: never)"
+    add("--stall-timeout", type=_seconds, metavar="S", help=stall)
+    grace = "from asking ranks to end to killing them (1.5)"
+    add("--grace", type=_seconds, metavar="S", help=grace)
+    again = "start again after a failure, N times at most"
+    add("--max-restarts", type=_whole(0), metavar="N", help=again)
+    elastic = "go on, or restart, without ranks that died; MIN must be left"
+    add("--elastic", type=_whole(1), metavar="MIN", help=elastic)
+    fault = "make a fault: kill:rank=1,op=5 ('help')"
+    add("--inject", action="append", type=_text, metavar="FAULT", help=fault)
+
+
+def _add_output(add: Callable[..., object]) -> None:
+    logs = "also write each rank's output to DIR/rank-N.log"
+    add("--log-dir", type=_text, metavar="DIR", help=logs)
+    only = "show only these ranks' output: 0,2-3"
+    add("--only-rank", dest="only_ranks", metavar="LIST", help=only)
+    add("--collapse", action="store_true", help="print a line that all ranks say once: `r0-3 | `")
+    add("--no-prefix", dest="prefix", action="store_false", help="print lines without `r2 | `")
     add("-v", "--verbose", action="store_true", help="show the command and what mpirun prints")
+    reads = "which rank reads the standard input; default: 0"
+    add("--stdin", type=_whole(0), metavar="RANK", help=reads)
+
+
+def _add_checks(add: Callable[..., object]) -> None:
     add("--selftest", action="store_true", help="test this machine: correctness, speed")
     add("--doctor", action="store_true", help="say what was detected, and why")
     add("--gpu", action="store_true", help="with --doctor: what programs on GPUs lack")
     add("--links", action="store_true", help="measure the link between each two ranks")
-    return parser
 
 
 def parse(argv: list[str]) -> Options:

@@ -269,20 +269,7 @@ class Supervisor:
 
     def handle(self, link: Link, kind: bytes, payload: bytes) -> None:
         if kind == HELLO:
-            hello = json.loads(payload)
-            rank = link.rank = int(hello["rank"])
-            link.group, link.host = hello["group"], hello["host"]
-            self.hellos += 1
-            ending = self.endings[rank]
-            ending.host, ending.device = link.host, commands.device(self.options, rank)
-            self.printer.hosts[rank] = link.host
-            if "gpus" in hello:
-                self.gpus[rank] = link.host, hello["gpus"], hello["cores"]
-            if self.gpus and self.hellos == self.options.ranks:
-                for line in gpu_table(self.gpus):
-                    self.printer.note(line)
-            if self.force_at is not None:
-                self.tell_to_end(link)  # it came when the end had been called
+            self.note_begin(link, json.loads(payload))
         elif kind == STDIN:
             socket.send_fds(link.channel, [STDIN], [sys.stdin.fileno()])
         elif kind in (STDOUT, STDERR) and link.rank is not None:
@@ -296,6 +283,21 @@ class Supervisor:
             link.last, _ = last_call(self.flight_file(link.rank))
         elif kind == EXIT:
             self.note_end(link, json.loads(payload))
+
+    def note_begin(self, link: Link, hello: dict) -> None:
+        rank = link.rank = int(hello["rank"])
+        link.group, link.host = hello["group"], hello["host"]
+        self.hellos += 1
+        ending = self.endings[rank]
+        ending.host, ending.device = link.host, commands.device(self.options, rank)
+        self.printer.hosts[rank] = link.host
+        if "gpus" in hello:
+            self.gpus[rank] = link.host, hello["gpus"], hello["cores"]
+        if self.gpus and self.hellos == self.options.ranks:
+            for line in gpu_table(self.gpus):
+                self.printer.note(line)
+        if self.force_at is not None:
+            self.tell_to_end(link)  # it came when the end had been called
 
     def note_end(self, link: Link, said: dict) -> None:
         if link.rank is None:

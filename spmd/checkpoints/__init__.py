@@ -10,6 +10,7 @@ Not to be confused with `spmd.checkpoint`, JAX's name for rematerialisation.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from spmd import tree_util
-from spmd.base.errors import ArgumentError
+from spmd.base.errors import ArgumentError, CollectiveError
 from spmd.base.source import current_source
 from spmd.checkpoints.folder import (
     Step,
@@ -38,10 +39,12 @@ from spmd.checkpoints.leaves import (
     is_spread,
     made_like,
     parts_of,
+    text_of,
 )
 from spmd.checkpoints.parts import Box, write_parts
 from spmd.checkpoints.single_file import SingleFile
 from spmd.transport import world as bootstrap
+from spmd.transport.call_signature import ranks_text
 from spmd.transport.origin import Origin
 
 __all__ = ["latest_step", "restore", "save"]
@@ -58,8 +61,8 @@ def save(folder: str | os.PathLike, step: int, tree: Any, *, keep: int = 2) -> N
     process 0 writes them: if there are no others, the rest return at once, and need not call. It
     takes the time of the disk: files and folders are synced.
 
-    Raises `ArgumentError` that names the leaf if it cannot be saved, and `OSError` on every process
-    if one cannot write.
+    Raises `ArgumentError` that names the leaf if it cannot be saved, `CollectiveError` if processes
+    save different leaves or steps, and `OSError` on every process if one cannot write.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -78,6 +81,8 @@ def save(folder: str | os.PathLike, step: int, tree: Any, *, keep: int = 2) -> N
         return
     leaves = [check_leaf(name, leaf) for name, leaf in pairs]
     target, everyone = Path(folder), _Everyone(spread)
+    texts = [text_of(said, is_spread(x)) for said, (_, x) in zip(leaves, pairs, strict=True)]
+    everyone.agree([f"step {step}", *texts])
     everyone.do(lambda: begin(target, step) if rank == 0 else None)
 
     def write() -> tuple[dict[str, Any], list[tuple[int, Box]]]:
@@ -104,6 +109,20 @@ class _Everyone:
 
     def __init__(self, spread: bool):
         self._world = bootstrap.world() if spread else None
+
+    def agree(self, texts: list[str]) -> None:
+        """Raise, on all processes alike, unless they save the same: the step, then the leaves."""
+        if self._world is None:
+            return
+        told = self._world.all_gather_object(texts, Origin("checkpoints.save"))
+        for row in itertools.zip_longest(*told, fillvalue="no further leaf"):
+            sides = {text: [k for k, x in enumerate(row) if x == text] for text in row}
+            if len(sides) > 1:
+                lines = [f"  {ranks_text(ranks)}: {text}" for text, ranks in sides.items()]
+                raise CollectiveError(
+                    "\n".join(["checkpoints.save: ranks save different checkpoints:", *lines])
+                    + "\nEvery rank must save the same tree under the same step."
+                )
 
     def do(self, work: Callable[[], T]) -> list[T]:
         """Do this process's part; the results of all. Raises OSError if one could not do it."""

@@ -57,6 +57,12 @@ def check_leaf(name: str, leaf: Any) -> dict[str, Any]:
     return {"path": name, "dtype": dtype_text(kind.dtype), "shape": list(np.shape(kind))}
 
 
+def text_of(said: dict[str, Any], spread: bool) -> str:
+    """A leaf as all processes must have it: its path, and the kind if each writes a part of it."""
+    kind = f" ({said['dtype']}{said['shape']})" if spread else ""
+    return f"tree{said['path']}{kind}"
+
+
 def dtype_text(dtype: np.dtype) -> str:
     """A dtype's name in files."""
     if not dtypes.is_key(dtype):

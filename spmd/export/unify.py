@@ -148,12 +148,17 @@ class Unifier:
                 self.find_quotients(each)
         elif all(type(n) is int for n in nodes) and any(n != first for n in nodes):
             expr = self.fit(nodes)
-            for f in () if expr is None else expr.factors():
-                if isinstance(f, Operation) and len(self._quotients) < _MOST_QUOTIENTS:
-                    lines: list[Monomial] = [(), *((s,) for s in self.symbols)]
-                    lines += [(q,) for q in self._quotients]
-                    if len(_independent([*lines, (f,)], self.samples)) > len(lines):
-                        self._quotients.append(f)
+            if expr is not None:
+                self._note_quotients(expr)
+
+    def _note_quotients(self, expr: DimExpr) -> None:
+        """Keep the quotients among the factors of a number that are no sums of known terms."""
+        for factor in expr.factors():
+            if isinstance(factor, Operation) and len(self._quotients) < _MOST_QUOTIENTS:
+                lines: list[Monomial] = [(), *((s,) for s in self.symbols)]
+                lines += [(q,) for q in self._quotients]
+                if len(_independent([*lines, (factor,)], self.samples)) > len(lines):
+                    self._quotients.append(factor)
 
     def with_quotients(self) -> Unifier:
         """The same, with numbers that are polynomials of the quotients that were found."""

@@ -191,6 +191,15 @@ def test_usage(argv: list[str], capsys):
     assert "spmdrun" in capsys.readouterr().err
 
 
+def test_the_help_has_every_option_below_a_title(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    (untitled, *groups) = capsys.readouterr().out.split("\n\n")[2:]
+    titles = ["ranks:", "ends and failures:", "output and input:", "instead of a program:"]
+    assert [group.splitlines()[0] for group in groups] == titles
+    assert untitled.splitlines()[0] == "options:" and untitled.count("--") == 1
+
+
 # ---- hosts -------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,11 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_step_before(mpirun: Ru
     assert not (tmp_path / ".step-00000003.tmp").exists()  # a later save has swept it
 
 
+def test_ranks_that_save_different_checkpoints_are_told(mpirun: Run, tmp_path: Path):
+    run(mpirun, 2, 1, "differ", tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("what", ["alone", "apart"])
 def test_folders_that_the_ranks_do_not_share(mpirun: Run, tmp_path: Path, what: str):
     run(mpirun, 2, 2, what, tmp_path)

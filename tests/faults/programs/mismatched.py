@@ -1,6 +1,7 @@
 """Faults: ranks that compile or call different collectives. Each would hang or mix up numbers."""
 
 import collections
+import threading
 
 import numpy as np
 
@@ -364,6 +365,77 @@ def a_branch_by_data(rank):
     if loss > 1:
         spmd.pmap(clip, axis_name="i")(ones(3))
     spmd.pmap(total, axis_name="i")(ones(3))
+
+
+@fault("mismatch", ranks=2, culprits=[1])
+def a_thread_that_evaluates(rank):
+    """A thread of rank 1 evaluates while the main thread trains."""
+    mean = spmd.pmap(lambda x: lax.pmean(x, "i"), axis_name="i")
+    evaluate = spmd.pmap(lambda x: lax.pmax(x, "i"), axis_name="i")  # fault
+    mean(ones(3))
+    if rank == 1:
+        thread = threading.Thread(target=lambda: evaluate(ones(3)))  # fault
+        thread.start()
+        thread.join()
+    mean(ones(3))
+
+
+@fault("mismatch", ranks=3, culprits=[2])
+def a_retry_of_one_rank(rank):
+    """Rank 2 repeats a step after a timeout of its own storage."""
+
+    def count(x):
+        return lax.psum(snp.sum(x), "i")  # others
+
+    mean, total = (spmd.pmap(f, axis_name="i") for f in (lambda x: lax.pmean(x, "i"), count))
+    for k in range(3):
+        for _ in range(2 if (rank, k) == (2, 1) else 1):
+            mean(ones(3))  # fault
+        total(ones(3))
+
+
+@fault("mismatch", ranks=2, culprits=[1], words=["key|fry|rbg|u(int)?32"])
+def another_random_generator(rank):
+    """Rank 1 has another default of the random generator."""
+    key = spmd.random.key(0, impl="rbg" if rank == 1 else "threefry2x32")
+    keys = spmd.random.key_data(key)[None]
+
+    def share(k):
+        return lax.psum(k, "i")  # fault
+
+    spmd.pmap(share, axis_name="i")(keys)
+
+
+@fault("mismatch", ranks=2, culprits=[1])
+def remat_on_one_rank(rank):
+    """Rank 1 rematerialises in a map, so that its gradient gathers the weights twice."""
+
+    def layer(w, x):
+        whole = lax.all_gather(w, "i", tiled=True)  # fault
+        return snp.tanh(x @ whole)
+
+    f = spmd.checkpoint(layer) if rank == 1 else layer
+
+    def step(w, x):
+        return spmd.grad(lambda w: snp.sum(f(w, x) ** 2))(w)
+
+    spmd.pmap(step, axis_name="i")(np.ones((1, 3, 6), np.float32), np.ones((1, 2, 6), np.float32))
+
+
+@fault("mismatch", ranks=2, culprits=[1])
+def an_assert_that_one_rank_has_not(rank):
+    """python -O on rank 1: its check with a collective is gone."""
+
+    def check(x):
+        return lax.pmin(x, "i")  # others
+
+    if rank == 0:
+        spmd.pmap(check, axis_name="i")(ones(3))
+
+    def go(x):
+        return lax.psum(x, "i")  # fault
+
+    spmd.pmap(go, axis_name="i")(ones(3))
 
 
 # ---- ranks that wait for each other ------------------------------------------------------------

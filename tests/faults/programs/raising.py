@@ -1,15 +1,18 @@
 """Faults: a rank raises, exits or is killed. The others must not wait, and it must be named."""
 
+import asyncio
 import ctypes
 import faulthandler
 import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 
@@ -260,6 +263,80 @@ def a_collective_in_a_forked_child(rank):
     mean(X)
 
 
+@fault("raised", ranks=2, culprits=[1], words=["ValueError"], code=1)
+def in_a_coroutine(rank):
+    """The loader of rank 1 is asynchronous."""
+
+    async def load(k):
+        await asyncio.sleep(0.01)
+        if (rank, k) == (1, 2):
+            raise ValueError("bad shard")  # fault
+        return X
+
+    for k in range(4):
+        mean(asyncio.run(load(k)))
+
+
+@fault("raised", ranks=3, culprits=[1], words=["ExceptionGroup|ValueError"], code=1)
+def several_errors_at_once(rank):
+    """A group of tasks of rank 1 fails."""
+    mean(X)
+    if rank == 1:
+        raise ExceptionGroup("two shards", [ValueError("a"), OSError("b")])  # fault
+    mean(X)
+
+
+@fault("raised", ranks=2, culprits=[1], words=["DeprecationWarning"], code=1)
+def a_warning_as_an_error(rank):
+    """Rank 1 has a newer library, which warns; warnings are errors."""
+    warnings.simplefilter("error")
+    mean(X)
+    if rank == 1:
+        warnings.warn("old name", DeprecationWarning, stacklevel=1)  # fault
+    mean(X)
+
+
+@fault("raised", ranks=2, culprits=[1], words=["ConnectionRefusedError"], code=1)
+def a_server_that_is_down(rank):
+    """Rank 1 cannot reach the tracking server."""
+    mean(X)
+    if rank == 1:
+        socket.create_connection(("127.0.0.1", 1), 1)  # fault
+    mean(X)
+
+
+@fault("raised", ranks=2, culprits=[1], words=["IndexError"], code=1)
+def a_label_out_of_range(rank):
+    """A label of rank 1 is outside of the classes."""
+    labels = np.array([0, 1, 7 if rank == 1 else 2])
+    table = np.eye(3)
+    mean(table[labels][None])  # fault
+
+
+@fault("raised", ranks=2, culprits=[1], words=["OSError|No space|disk"], code=1)
+def a_full_disk(rank):
+    """Rank 1 writes its shard to a disk that is full."""
+    mean(X)
+    if rank == 1:
+        with open("/dev/full", "wb") as file:
+            file.write(bytes(100_000))  # fault
+    mean(X)
+
+
+@fault("raised", ranks=2, culprits=[1], words=["ShapeError", r"args\[1\]"], code=1)
+def another_signature(rank):
+    """Rank 1 has an older version of the step, without an argument."""
+
+    def new(w, lr):
+        return lax.pmean(w * lr, "i")
+
+    def old(w):
+        return lax.pmean(w, "i")
+
+    step = old if rank == 1 else new
+    spmd.pmap(step, axis_name="i", in_axes=(0, None) if rank == 0 else 0)(X, 0.1)  # fault
+
+
 # ---- exits -------------------------------------------------------------------------------------
 
 
@@ -321,6 +398,15 @@ def sys_exit_without_an_error(rank):
     mean(X)
     if rank == 1:
         sys.exit()
+    mean(X)  # others
+
+
+@fault("exited", ranks=2, culprits=[1], words=["exit code 1|no GPU"])
+def an_exit_with_a_message(rank):
+    """sys.exit with a text."""
+    mean(X)
+    if rank == 1:
+        sys.exit("no GPU left")
     mean(X)  # others
 
 
@@ -396,3 +482,18 @@ def while_the_others_compute(rank):
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(1.5)
     mean(X)
+
+
+@fault("killed", ranks=2, culprits=[1], words=["SIGKILL"], code=137)
+def while_compiling(rank):
+    """Rank 1 is killed while it compiles."""
+    mean(X)
+    if rank == 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    def deep(x):
+        for k in range(3000):
+            x = snp.sin(x) * k + snp.cumsum(x)
+        return lax.pmean(x, "i")  # others
+
+    spmd.pmap(deep, axis_name="i")(X)

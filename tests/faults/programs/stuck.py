@@ -1,5 +1,6 @@
 """Faults: a rank is alive and does not come. It must be found without its help."""
 
+import asyncio
 import ctypes
 import fcntl
 import io
@@ -185,6 +186,30 @@ def a_callback_that_does_not_return(rank):
     spmd.pmap(step, axis_name="i")(X)
 
 
+@fault("stuck", ranks=2, culprits=[0])
+def a_coroutine_that_awaits_nothing(rank):
+    """Rank 0 awaits a future that nobody sets."""
+
+    async def wait():
+        await asyncio.get_running_loop().create_future()
+
+    mean(X)
+    if rank == 0:
+        asyncio.run(wait())  # fault
+    mean(X)
+
+
+@fault("stuck", ranks=3, culprits=[0])
+def input_of_a_person(rank):
+    """Rank 0 asks a person."""
+    mean(X)
+    if rank == 0:
+        end, _other = os.pipe()
+        sys.stdin = os.fdopen(end)
+        input()  # fault
+    mean(X)
+
+
 # ---- waiting for data --------------------------------------------------------------------------
 
 
@@ -278,6 +303,16 @@ def tracing_without_end(rank):
         return lax.pmean(x, "i")
 
     spmd.pmap(step, axis_name="i")(X)
+
+
+@fault("computing", ranks=2, culprits=[1])
+def a_large_product(rank):
+    """Rank 1 computes a product that takes a minute."""
+    n = 20_000 if rank == 1 else 20
+    mean(X)
+    a = snp.ones((n, n))
+    y = spmd.jit(lambda a: (a @ a)[0, :3])(a)  # fault
+    mean(np.asarray(y)[None])  # fault
 
 
 # ---- slow --------------------------------------------------------------------------------------

@@ -30,6 +30,12 @@ def average(x):
 mean = spmd.pmap(average, axis_name="i")
 
 
+def spread(shape):
+    """An array of ones whose rows lie over all ranks."""
+    rows = spmd.NamedSharding(spmd.make_mesh((spmd.device_count(),), ("x",)), spmd.P("x"))
+    return spmd.make_array_from_callback(shape, rows, lambda i: np.ones(shape, np.float32)[i])
+
+
 # ---- loops and branches of programs ------------------------------------------------------------
 
 
@@ -352,8 +358,7 @@ def an_alarm(rank):
 def a_spread_state_saved_by_rank_0(rank):
     """Rank 0 alone writes the checkpoint, and the state is spread over all ranks."""
     folder = os.path.join(os.environ["SPMD_FAULTS_FOLDER"], "run")
-    rows = spmd.NamedSharding(spmd.make_mesh((2,), ("x",)), spmd.P("x"))
-    state = spmd.device_put(np.ones((4, 3), np.float32), rows)
+    state = spread((4, 3))
     mean(X)
     if rank == 0:
         checkpoints.save(folder, 1, {"w": state})  # fault
@@ -369,6 +374,24 @@ def a_checkpoint_of_another_model(rank):
     like = {"w": np.ones(3, np.float32)} | ({"bias": np.ones(2)} if rank == 1 else {})
     checkpoints.restore(folder, like=like)  # fault
     mean(X)
+
+
+@fault("killed", ranks=3, culprits=[0], words=["SIGKILL"], code=137)
+def rank_0_while_it_saves(rank):
+    """Rank 0 is killed while all save a spread state."""
+    folder = os.path.join(os.environ["SPMD_FAULTS_FOLDER"], "run")
+    state = spread((6, 100_000))
+    if rank == 0:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    for k in range(1000):
+        checkpoints.save(folder, k, {"w": state})  # others
+
+
+@fault("mismatch", ranks=2, culprits=[1], words=["step 3", "step 4"])
+def a_step_number_of_each_rank(rank):
+    """The ranks save under different numbers."""
+    folder = os.path.join(os.environ["SPMD_FAULTS_FOLDER"], "run")
+    checkpoints.save(folder, 3 + rank, {"w": spread((4, 2))})  # fault
 
 
 # ---- programs for JAX --------------------------------------------------------------------------

@@ -75,6 +75,19 @@ def a_check_inside_the_program(rank):
     mean(y[None])
 
 
+@fault("value", ranks=2, culprits=[1], words=["[Nn]a[Nn]"], environ={"SPMD_DEBUG_NANS": "1"})
+def a_nan_over_a_mesh(rank):
+    """The rows of rank 1 have a zero in the denominator."""
+    rows = spmd.NamedSharding(spmd.make_mesh((2,), ("x",)), P("x"))
+    whole = np.array([[1.0], [2.0], [0.0], [3.0]], np.float32)
+    x = spmd.make_array_from_callback((4, 1), rows, lambda i: whole[i])
+
+    def loss(x):
+        return snp.sum(x / x)  # fault
+
+    spmd.jit(loss)(x)
+
+
 # ---- replicas that are none --------------------------------------------------------------------
 
 
@@ -190,6 +203,13 @@ def a_batch_that_does_not_divide(rank):
     """An array of five rows over two devices."""
     mesh = Mesh(np.array(spmd.devices()), ("i",))
     spmd.device_put(np.ones((5, 2), np.float32), spmd.NamedSharding(mesh, P("i")))  # fault
+
+
+@fault("static", ranks=2, culprits=[], words=["axis"])
+def a_collective_outside_of_its_map(rank):
+    """The psum stands after the map."""
+    y = spmd.pmap(lambda x: x * 2, axis_name="i")(X)
+    lax.psum(y, "i")  # fault
 
 
 # ---- the job is not what its ranks believe -----------------------------------------------------

@@ -1,4 +1,4 @@
-"""Saving and restoring over ranks: `save`, `restore`, `killed`, `alone` or `apart` in a folder."""
+"""Saving and restoring over ranks: the functions below, by name, in a folder."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import spmd
 import spmd.numpy as snp
 from spmd import P, checkpoints, random
 from spmd.checkpoints import parts
+from spmd.errors import CollectiveError
 from spmd.sharding import AxisType
 
 X = np.arange(24 * 12, dtype=np.float32).reshape(24, 12)
@@ -156,7 +157,28 @@ def apart(folder: str) -> None:
     assert checkpoints.restore(own, values(0)) is None
 
 
+def differ(folder: str) -> None:
+    """Ranks that save other leaves, or under other steps, raise the same, and write nothing."""
+    rank, tree = spmd.process_index(), placed(values(1), meshes()[1])
+    renamed = {("v" if rank == 1 and name == "w" else name): x for name, x in tree.items()}
+    for step, saved, told in (
+        (3 + rank, tree, "rank 0: step 3\n  rank 1: step 4\n"),
+        (
+            3,
+            renamed,
+            "rank 0: tree['w'] (float32[24, 12])\n  rank 1: tree['v'] (float32[24, 12])\n",
+        ),
+        (3, tree if rank else tree | {"x": tree["w"]}, "\n  rank 1: no further leaf\n"),
+    ):
+        try:
+            checkpoints.save(folder, step, saved)
+        except CollectiveError as error:
+            assert told in str(error), error
+        else:
+            raise AssertionError("saved what differs")
+
+
 if __name__ == "__main__":
-    {f.__name__: f for f in (save, restore, killed, alone, apart)}[sys.argv[1]](sys.argv[2])
+    {f.__name__: f for f in (save, restore, killed, alone, apart, differ)}[sys.argv[1]](sys.argv[2])
     assert Path(sys.argv[2]).exists()
     print(f"{sys.argv[1]} on {spmd.process_count()} ranks: all right")
