@@ -26,6 +26,7 @@ from spmd.partition.merging import without_repeats
 from spmd.partition.moves import is_uneven
 from spmd.partition.propagate import Cell, Plan, Scope, Split, even
 from spmd.partition.rules import called_jaxpr
+from spmd.partition.shifts import share_halos
 from spmd.partition.strategies.rolling import Roll, write_roll, write_shift
 from spmd.partition.strategies.rooted import brought
 from spmd.partition.strategies.sections import section, write_sections
@@ -163,7 +164,7 @@ def _written(plan: Plan, results: list[Cell], is_tried: bool = False) -> ClosedJ
         arguments = zip(jaxpr.invars, jaxpr.arg_names, strict=False)
         watch = unasked = Watch(jaxpr.name, {id(plan.top.cells[v]): name for v, name in arguments})
     with mesh_axes(mesh, "manual"), watching(watch):
-        body = close(on_each, pieces, jaxpr.name, names)
+        body = share_halos(close(on_each, pieces, jaxpr.name, names))
     if unasked is not None:
         unasked.report()
     explicit = mesh.has_only(AxisType.Explicit)

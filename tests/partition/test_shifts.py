@@ -159,3 +159,22 @@ def test_a_reshape_whose_parts_do_not_line_up_is_one_small_exchange():
     with spmd.debug.expect_collectives(exchange=1, permute=1, all_reduce=1) as moved:
         total = spmd.jit(lambda a: (a[1:].reshape(341, 18) ** 2).sum())(x)
     assert float(total) == 1023 * 6 and moved.received < 200
+
+
+def test_halos_that_are_part_of_one_another_are_exchanged_once():
+    """The rows of neighbours are read by slices of several reaches, in a loop and outside."""
+
+    def smoothed(a: Any) -> Any:
+        return snp.pad(a[2:-2] + a[1:-3] - a[3:-1] * 2 + a[:-4] + a[4:] / 3, ((2, 2), (0, 0)))
+
+    def rolled(a: Any) -> Any:
+        return snp.roll(a, 1, 0) - snp.roll(a, 2, 0) * 2 + snp.roll(a, -1, 0)
+
+    mesh = auto_mesh((8,), ("x",))
+    values = np.random.default_rng(0).standard_normal((96, 4)).astype(np.float32)
+    x = spmd.device_put(values, NamedSharding(mesh, P("x")))
+    for f, rows in ((smoothed, [2, 4]), (rolled, [1, 2])):
+        for g in (f, lambda a, f=f: lax.fori_loop(0, 3, lambda _, a: f(a), a)):
+            found = spmd.debug.collectives(spmd.jit(g))(x)
+            assert sorted(c.received // (4 * 4) for c in found) == rows, found
+            np.testing.assert_allclose(spmd.jit(g)(x), g(values), 1e-4, 1e-4)
