@@ -106,7 +106,7 @@ def write_equation(
         if found is not None:
             return found
     if has_terms and (kept := _kept_partial(eqn, rule, operands, sizes)):
-        return [_on_terms(eqn, kind, operands, cells[0], kept, sizes, repeat)]
+        return [write_on_terms(eqn, kind, operands, cells[0], kept, sizes, repeat)]
     if eqn.prim is slice_p:
         made = rows_of_one(eqn, operands[0], cells[0], sizes)
         if made is not None:
@@ -311,7 +311,7 @@ def _kept_partial(eqn: Eqn, rule: Dims, operands: Sequence[Value], sizes: Sizes)
     return ()
 
 
-def _on_terms(
+def write_on_terms(
     eqn: Eqn,
     kind: Kind,
     operands: Sequence[Value],

@@ -127,9 +127,11 @@ def test_equations_on_terms_of_sums_are_written_again(monkeypatch: pytest.Monkey
 
     first = partitioned_text(step, weights, x)
     assert first.count("psum") == 3
-    counted, on_terms = [], equations_of_parts._on_terms
+    counted, on_terms = [], equations_of_parts.write_on_terms
     monkeypatch.setattr(
-        equations_of_parts, "_on_terms", lambda *args: counted.append(args[0]) or on_terms(*args)
+        equations_of_parts,
+        "write_on_terms",
+        lambda *args: counted.append(args[0]) or on_terms(*args),
     )
     assert partitioned_text(step, weights, x) == first
     assert not counted
