@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from benchmarks.case import BOTH, Case, array, indices, normal, of
+from benchmarks.case import BOTH, Case, array, indices, integers, normal, of
 from benchmarks.sides import Side
 
 # spmd and JAX, and NumPy where it has the function under the same name.
@@ -54,6 +54,8 @@ def matrix_cases() -> list[Case]:
     calls: list[Call] = []
     for label, shape in (
         ("8 x 8", (8, 8)),
+        ("16 x 16", (16, 16)),
+        ("32 x 32", (32, 32)),
         ("64 x 64", (64, 64)),
         ("200 x 200", (200, 200)),
         ("1000 of 4 x 4", (1000, 4, 4)),
@@ -69,7 +71,9 @@ def matrix_cases() -> list[Case]:
             (f"qr, {label}", lambda s, a: s.np.linalg.qr(a)[1], [a], True),
             (f"gradient of solve, {label}", gradient_of_solve, [a, b], False),
         ]
-        if shape[-1] >= 64:
+        if label == "16 x 16":
+            calls.append((f"cho_solve, {label}", _cho_solve, [a, b], False))
+        if len(shape) == 2:
             calls += [
                 (f"eigh, {label}", lambda s, a: s.np.linalg.eigh(a)[0], [a], True),
                 (f"svd, {label}", lambda s, a: s.np.linalg.svd(a)[1], [a], True),
@@ -78,13 +82,34 @@ def matrix_cases() -> list[Case]:
     for label, spec, operands in (
         ("4096 of 4 x 4 by 4 x 4", "nij,njk->nik", [small, small]),
         ("4096 of 4 x 4 by 4", "nij,nj->ni", [small, vectors]),
+        ("4096 of 8 x 8 by 8", "nij,nj->ni", [array(4096, 8, 8), array(4096, 8, seed=1)]),
         ("4096 quadratic forms of 4 x 4", "ni,nij,nj->n", [vectors, small, vectors]),
         ("4096 inner products of 8", "nj,nj->n", [array(4096, 8), array(4096, 8, seed=1)]),
     ):
         calls.append((f"einsum, {label}", _einsum(spec), list(operands), True))
     cross = [array(100_000, 3), array(100_000, 3, seed=1)]
     calls.append(("cross, 1e+05", lambda s, a, b: s.np.cross(a, b), cross, True))
-    return cases_of("linalg", calls, 2e-3)
+    many = array(100, 8, 8)
+    calls.append(("singular values, 100 of 8 x 8",
+                  lambda s, a: s.np.linalg.svd(a, compute_uv=False), [many], True))  # fmt: skip
+    return cases_of("linalg", calls, 2e-3) + product_cases()
+
+
+def _cho_solve(side: Side, a, b):
+    linalg = side.top.scipy.linalg
+    return linalg.cho_solve(linalg.cho_factor(a), b)
+
+
+def product_cases() -> list[Case]:
+    """Products of matrices that are not real: complex numbers and narrow integers."""
+    narrow = lambda: integers(200, 512, 512).astype(numpy.int8)  # noqa: E731
+    wave = lambda: (normal(256, 256) + 1j * normal(256, 256, seed=1)).astype(numpy.complex64)  # noqa: E731
+    calls: list[Call] = [
+        ("int8, 512 x 512",
+         lambda s, a: s.lax.dot(a, a, preferred_element_type=s.np.int32), [narrow], False),
+        ("complex64, 256 x 256", lambda s, a: a @ a, [wave], True),
+    ]  # fmt: skip
+    return cases_of("products", calls, 2e-3)
 
 
 def _einsum(spec: str) -> Callable[..., Any]:
@@ -170,6 +195,8 @@ def running_cases() -> list[Case]:
          False),
         ("convolve, 1e+05 by 65", lambda s, x, k: s.np.convolve(x, k), [x, kernel], True),
         ("correlate, 1e+05 by 65", lambda s, x, k: s.np.correlate(x, k), [x, kernel], True),
+        ("lax.map of single numbers, 4096",
+         lambda s, x: s.lax.map(lambda v: s.np.where(v > 0, v * v, -v), x), [array(4096)], False),
     ]  # fmt: skip
     return cases_of("running", calls, 2e-3)
 

@@ -47,7 +47,7 @@ def load_side(name: str) -> Side:
         return _torch()
     name = name.removesuffix("512")
     top = importlib.import_module(name)
-    for module in ("numpy.linalg", "numpy.fft", "scipy.special"):
+    for module in ("numpy.linalg", "numpy.fft", "scipy.linalg", "scipy.special"):
         importlib.import_module(f"{name}.{module}")
     return Side(
         name=name,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from spmd.base.config import config
 from spmd.base.record import field, record
 from spmd.compile.definitions import OF_SMALL_MATRICES, SERIES
-from spmd.compile.lazy import fourier, series, small_matrices
+from spmd.compile.lazy import fourier, maps, series, small_matrices
 from spmd.compile.passes.combine_psums import bucket_psums, combine_psums
 from spmd.compile.passes.fuse_epilogues import fuse_epilogues
 from spmd.compile.passes.fusion.fuse import fuse
@@ -47,6 +47,11 @@ def write_large_primes(closed: ClosedJaxpr) -> ClosedJaxpr:
     return fourier.write_large_primes(closed)
 
 
+def vectorize_maps(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Write loops without a carry, over a few numbers, as work on all numbers at once."""
+    return maps.vectorize_maps(closed)
+
+
 # Partitioning over a mesh has its place between `simplify` and `fuse`: it needs to see single
 # operations, and its additions should be fused.
 PASSES: tuple[Pass, ...] = (
@@ -55,6 +60,7 @@ PASSES: tuple[Pass, ...] = (
     write_large_primes,  # Fourier transforms of such sizes are convolutions
     inline_calls,  # nothing below needs to look inside a call
     widen_small,  # operations on float8 and int4 compute in wider dtypes
+    vectorize_maps,  # loops over a few numbers without a carry are elementwise work
     hoist_invariants,  # loop-invariant code motion
     hoist_matmuls,  # the products of all iterations of a loop as one product outside
     simplify,  # constants, identities, equal equations, dead code
@@ -72,6 +78,7 @@ WORKS_ON: dict[Pass, frozenset[str]] = {
     write_series: SERIES,
     write_small_matrices: OF_SMALL_MATRICES,
     write_large_primes: frozenset(("fft",)),
+    vectorize_maps: frozenset(("scan",)),
     hoist_invariants: frozenset(("scan", "while")),
     hoist_matmuls: frozenset(("scan",)),
     thin_stacks: frozenset(("scan",)),
@@ -85,6 +92,7 @@ PASSES_ACROSS: tuple[Pass, ...] = (
     write_large_primes,
     inline_calls,
     widen_small,
+    vectorize_maps,
     hoist_invariants,
     hoist_matmuls,
     simplify,
