@@ -90,7 +90,6 @@ REFUSED = {
     "experimental.pallas": _PALLAS,
     "experimental.profiler": _XLA,
     "experimental.rnn": "spmd has no cuDNN; write the recurrence with jax.lax.scan",
-    "experimental.scheduling_groups": _ORDER,
     "experimental.serialize_executable": "spmd keeps compiled programs on the disk itself",
     "experimental.topologies": _XLA,
     "experimental.transfer": _STORED,

@@ -45,7 +45,7 @@ GROUPS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("experimental.rnn",), "there is no cuDNN; write the recurrence with `spmd.lax.scan`"),
     (("experimental.buffer_callback",), "use `spmd.pure_callback`"),
     (
-        ("experimental.scheduling_groups", "experimental.control_deps", "experimental.fused"),
+        ("experimental.control_deps", "experimental.fused"),
         "leave it out: the compiler fuses and orders operations itself",
     ),
     (("experimental.topologies", "experimental.profiler"), "there is no XLA here"),

@@ -10,7 +10,7 @@ __all__ = ["io_callback"]
 
 _MODULES = (
     "checkify", "compilation_cache", "compute_on", "custom_partitioning", "jet", "layout",
-    "mesh_utils", "multihost_utils", "ode", "pjit", "random", "shard_alike", "shard_map", "sparse",
-    "xla_metadata",
+    "mesh_utils", "multihost_utils", "ode", "pjit", "random", "scheduling_groups", "shard_alike",
+    "shard_map", "sparse", "xla_metadata",
 )  # fmt: skip
 __getattr__, __dir__ = _attach(__name__, _MODULES)

@@ -229,8 +229,11 @@ class Unifier:
         return None
 
     def literal(self, values: Sequence[Any], node: dict[str, Any], path: str) -> Any:
-        """A scalar constant that depends on sizes: a polynomial, or one over it."""
-        for kind, numbers in (("size", values), ("one over", [1 / v if v else 0 for v in values])):
+        """A scalar constant that depends on sizes: a polynomial, over a number, or one over it."""
+        kinds = [("size", values), ("one over", [1 / v if v else 0 for v in values])]
+        if all(isinstance(v, float) for v in values):
+            kinds += [(f"over {k}", [v * k for v in values]) for k in _DIVISORS]
+        for kind, numbers in kinds:
             if not all(isinstance(v, (int, float)) and np.isfinite(v) for v in numbers):
                 break
             expr = self.fit([round(v) for v in numbers])
@@ -261,10 +264,17 @@ class Unifier:
         )
 
 
+# What the coefficients of a float may be multiples of one over: halves, thirds, tenths, hundredths.
+_DIVISORS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 100, 1000)
+
+
 def number(kind: str, size: int, dtype: str) -> Any:
-    """The scalar that a size, or one over it, is in a dtype."""
+    """The scalar that a size, one over it, or a size over a number, is in a dtype."""
     target = dtype_named(dtype)
-    value = np.asarray(1 / size if kind == "one over" else size).astype(target)
+    wanted = 1 / size if kind == "one over" else size
+    if kind.startswith("over "):
+        wanted = size / int(kind.removeprefix("over "))
+    value = np.asarray(wanted).astype(target)
     return value.item() if target.kind in "biu" else float(value)
 
 
@@ -277,10 +287,9 @@ def specialise(node: Any, sizes: Mapping[str, int]) -> Any:
     if set(node) == {"size"}:
         return _evaluate(node["size"], sizes)
     if isinstance(node.get("value"), dict) and "dtype" in node:
-        for kind in ("size", "one over"):
-            if kind in node["value"]:
-                size = _evaluate(node["value"][kind], sizes)
-                return node | {"value": number(kind, size, node["dtype"])}
+        for kind, text in node["value"].items():
+            size = _evaluate(text, sizes)
+            return node | {"value": number(kind, size, node["dtype"])}
     return {k: specialise(v, sizes) for k, v in node.items()}
 
 
