@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -81,8 +82,10 @@ def _routine(name: str, dtype: str) -> Callable[..., Any] | None:
 def exported(name: str, dtype: str) -> str | None:
     """The symbol of a routine of the library behind NumPy, for native code; None: has none.
 
-    `dtype` is its character.
+    `dtype` is its character. Elsewhere than on Linux objects spell symbols otherwise.
     """
+    if sys.platform != "linux":
+        return None
     for pattern in _NAMES:
         symbol = pattern.format(_LETTERS[dtype] + name)
         if hasattr(library(), symbol):

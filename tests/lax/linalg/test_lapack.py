@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -97,6 +99,17 @@ def test_permutations_of_few_and_of_many():
     pivots = pivots.astype(np.int32)
     many = _permutation(pivots, 8)
     np.testing.assert_array_equal(many, [_permutation(p[None], 8)[0] for p in pivots])
+
+
+def test_native_code_finds_routines_that_others_do_not_see(monkeypatch):
+    symbol = lapack.exported("getrf", "f")
+    if symbol is None:
+        pytest.skip("NumPy is linked with a library whose names are not known")
+    found = lapack.addresses(b"ELF\0" + symbol.encode() + b"\0memcpy\0other_64_\0")
+    assert list(found) == [symbol]
+    assert not hasattr(ctypes.CDLL(None), symbol)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert lapack.exported("getrf", "f") is None
 
 
 def test_operands_stay():
