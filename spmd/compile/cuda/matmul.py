@@ -280,12 +280,12 @@ class ProductText:
                 text.add("#pragma unroll")
                 total = "sums[i][j]"
                 if self.packed > 1:
-                    more = f"dot_of_{self.product.a.dtype}(x[i], y[j], {total})"
+                    more = f"= dot_of_{self.product.a.dtype}(x[i], y[j], {total})"
                 elif kind(carried) == "f":
-                    more = f"{total} + x[i] * y[j]"
+                    more = "+= x[i] * y[j]"
                 else:
-                    more = f"add({total}, mul(x[i], y[j]))"
-                text.add(f"for (int j = 0; j < {t.columns}; j++) {total} = {more};")
+                    more = f"= add({total}, mul(x[i], y[j]))"
+                text.add(f"for (int j = 0; j < {t.columns}; j++) {total} {more};")
 
     def _epilogue(self) -> None:
         """Run the epilogue on the tile, with C's elements from the sums."""
