@@ -43,6 +43,7 @@ from spmd.partition.values import (
     Sizes,
     Value,
     part_shape,
+    tell_repeated,
     total_form,
     unsplit,
     whole,
@@ -123,7 +124,7 @@ def write_equation(
     if stays and repeat is not None and not has_terms:
         types = tuple([x[1] if type(x) is tuple else x for x in repeat[REPEAT_FROM:]])
         if (known := way.known.get(types)) is not None:
-            kind.keep_repeat(repeat, Repeat(eqn, known, way.made[0], way.params))
+            kind.keep_repeat(repeat, Repeat(eqn, known, way.made[0], way.params, sizes))
     return made
 
 
@@ -163,7 +164,7 @@ def _on_parts(
             if way.made[k][1] or (cell.axes == way.splits[k] and not way.over):
                 value.plain = _plain(way.made[k], part)
     if eqn.prim is broadcast_in_dim_p:
-        made[0].is_zero = operands[0].is_zero
+        tell_repeated(made[0], operands[0], sizes)
     elif eqn.prim in RENAMES and type(eqn.invars[0]) is Var:
         made[0] = tell_origin(eqn, operands[0], made[0])
     return made
@@ -355,7 +356,7 @@ def write_on_terms(
         last = written[-1]
         sizes_of_parts = {n: v for n, v in last.params.items() if v is not eqn.params[n]}
         known = (part.aval,), last.effects, NO_AXES, ()
-        kind.keep_repeat(repeat, Repeat(eqn, known, form, sizes_of_parts or None))
+        kind.keep_repeat(repeat, Repeat(eqn, known, form, sizes_of_parts or None, sizes))
     return made
 
 

@@ -283,6 +283,13 @@ class Repeated(Origin):
         return None
 
 
+def tell_repeated(made: Value, operand: Value, sizes: Sizes) -> None:
+    """Let a value know what it repeats: of a number other forms are made, and nothing moves."""
+    made.is_zero = operand.is_zero
+    if not operand.cell.shape:
+        made.origin = Repeated(operand, (), made.cell.shape, sizes)
+
+
 def part_shape(shape: Sequence[int], split: Split, sizes: Sizes) -> tuple[int, ...]:
     """The shape of one device's part: where a dim does not divide, that of the first device's."""
     parts = []

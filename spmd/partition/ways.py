@@ -31,7 +31,16 @@ from spmd.partition.rules import has_sizes, local_sizes
 from spmd.partition.strategies.attention import ATTENTION, seconds_inside
 from spmd.partition.strategies.ordering import PICKS
 from spmd.partition.strategies.sorting import sort_seconds
-from spmd.partition.values import Form, Plain, Sizes, Value, part_shape, total_form
+from spmd.partition.values import (
+    Form,
+    Plain,
+    Sizes,
+    Value,
+    literal,
+    part_shape,
+    tell_repeated,
+    total_form,
+)
 
 # Seconds of the exchanges inside of an equation, for the choice of axes.
 _INSIDE = {**dict.fromkeys(ATTENTION, seconds_inside), sort_p: sort_seconds}
@@ -114,13 +123,16 @@ class Repeat:
     """
 
     __slots__ = (
-        "casts", "effects", "form", "params", "plain", "renames", "repeats", "type", "union",
+        "casts", "effects", "form", "params", "plain", "renames", "repeats", "sizes", "type",
+        "union",
     )  # fmt: skip
 
-    def __init__(self, eqn: Eqn, known: Any, form: Form, params: dict[str, Any] | None):
+    def __init__(
+        self, eqn: Eqn, known: Any, form: Form, params: dict[str, Any] | None, sizes: Sizes
+    ):
         (self.type,), self.effects, self.union, self.casts = known
         # The parameters that are other ones on parts.
-        self.params, self.form = params, form
+        self.params, self.form, self.sizes = params, form, sizes
         self.plain = plain_as(form, self.type)
         self.repeats = eqn.prim is broadcast_in_dim_p
         self.renames = eqn.prim in RENAMES and not form[1]
@@ -146,7 +158,8 @@ class Repeat:
             made.plain = self.plain, part
         if self.repeats:
             a = eqn.invars[0]
-            made.is_zero = values[a].is_zero if type(a) is Var else a.val == 0  # type: ignore
+            x = values[a] if type(a) is Var else literal(a)  # type: ignore[arg-type]
+            tell_repeated(made, x, self.sizes)
         return made
 
 

@@ -480,3 +480,19 @@ def test_a_closed_over_array_stays_where_it_is():
     f = spmd.jit(lambda a: a @ w)
     assert kinds(lambda a: a @ w, put(A, mesh, None, "x")) == {"all_reduce": 1}
     np.testing.assert_allclose(f(put(A, mesh, None, "x")), A @ A, rtol=1e-4, atol=1e-4)
+
+
+def test_what_repeats_a_number_is_made_and_not_moved():
+    """The cotangent of a sum is split as one reader likes, and whole for another."""
+    mesh = auto_mesh((4,), ("x",))
+    rows = NamedSharding(mesh, P("x"))
+    table = np.random.default_rng(0).standard_normal((4096, 256)).astype(np.float32)
+    tokens = np.arange(2048, dtype=np.int32) * 5 % 4096
+    t, i = spmd.device_put(table, rows), spmd.device_put(tokens, rows)
+    slope = spmd.grad(lambda t, i: (t[i] ** 2).sum())
+    found = spmd.debug.collectives(spmd.jit(slope))(t, i)
+    assert [(c.kind, c.value) for c in found] == [
+        ("all_gather", "i32[512,1]"),
+        ("all_reduce", "f32[2048,256]"),
+    ]
+    np.testing.assert_allclose(spmd.jit(slope)(t, i), slope(table, tokens), 1e-6)
