@@ -302,7 +302,7 @@ def approx_max_k(
     `OptionError` for a recall that is not in (0, 1], and for an override below the operand's size.
 
     >>> lax.approx_max_k(np.array([3.0, 9.0, 1.0]), 2)
-    (Array([9., 3.], dtype=float32), Array([1, 0], dtype=int32))
+    [Array([9., 3.], dtype=float32), Array([1, 0], dtype=int32)]
     """
     given = reduction_dimension, recall_target, reduction_input_size_override, aggregate_to_topk
     return top_k(operand, _approximate_count("approx_max_k", operand, k, *given), axis=given[0])
@@ -315,7 +315,7 @@ def approx_min_k(
     recall_target: float = 0.95,
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
-) -> tuple[Array, Array]:
+) -> list[Array]:
     """Find the `k` smallest values of `operand` along `reduction_dimension`, and their positions.
 
     The result is exact, a recall of 1, whatever `recall_target` allows; its shape and dtypes are
@@ -323,12 +323,12 @@ def approx_min_k(
     of `approx_max_k`: `ShapeError`, `DtypeError`, `DimensionError` and `OptionError`.
 
     >>> lax.approx_min_k(np.array([3.0, 9.0, 1.0]), 2)
-    (Array([1., 3.], dtype=float32), Array([2, 0], dtype=int32))
+    [Array([1., 3.], dtype=float32), Array([2, 0], dtype=int32)]
     """
     given = reduction_dimension, recall_target, reduction_input_size_override, aggregate_to_topk
     count = _approximate_count("approx_min_k", operand, k, *given)
     values, places = top_k(neg(operand), count, axis=reduction_dimension)
-    return neg(values), places
+    return [neg(values), places]
 
 
 # XLA works on tiles of so many elements, of arrays with one dim and of others.
