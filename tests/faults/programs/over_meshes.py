@@ -1,6 +1,7 @@
 """Faults in programs over meshes: `jit` of arrays over all ranks, `shard_map`, groups of ranks."""
 
 import textwrap
+import time
 import types
 
 import numpy as np
@@ -155,6 +156,40 @@ def over_both_axes(rank):
     f(spread((4, 2), P("x"), mesh))
 
 
+@fault("stuck", ranks=2, culprits=[1])
+def a_callback_that_sleeps_over_a_mesh(rank):
+    """In a map over a mesh the callback of rank 1's device hangs."""
+
+    def look(x):
+        if spmd.process_index() == 1:
+            time.sleep(60)  # fault
+        return x
+
+    def step(x):
+        y = spmd.pure_callback(look, spmd.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return lax.psum(y, "x")
+
+    f = spmd.shard_map(step, mesh=mesh_of(), in_specs=P("x"), out_specs=P(), check_vma=False)
+    f(spread((4, 2))).block_until_ready()
+
+
+@fault("mismatch", ranks=2, culprits=[1])
+def a_branch_of_each_rank_over_a_mesh(rank):
+    """The predicate is static, a number of each rank's host."""
+
+    def total(p, x):
+        return lax.cond(p, snp.sum, snp.max, x)  # fault
+
+    spmd.jit(total, static_argnums=0)(rank == 1, spread((4, 2)))  # fault
+
+
+@fault("value", ranks=2, culprits=[1], words=["differ"], environ={"SPMD_DEBUG": "collectives"})
+def a_predicate_of_each_rank(rank):
+    """The predicate is an argument, and no rank has that of the other."""
+    f = spmd.jit(lambda p, x: lax.cond(p, snp.sum, snp.max, x))
+    float(f(rank == 1, spread((4, 2))))  # fault
+
+
 def program(text):
     """A module as a rank's host has it."""
     module = types.ModuleType("model")
@@ -202,3 +237,19 @@ def a_mesh_of_two_of_three_ranks(rank):
     mesh = Mesh(np.array(spmd.devices())[:2], ("x",))
     total = spmd.shard_map(lambda x: lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
     total(np.ones((2, 2), np.float32))  # fault
+
+
+@fault("mismatch", ranks=2, culprits=[0], words=["process_allgather"])
+def an_allgather_of_rank_0(rank):
+    """Rank 0 gathers metrics for its log, while rank 1 goes on."""
+    step = spmd.pmap(lambda x: lax.psum(x, "i"), axis_name="i")  # others
+    x = step(np.ones((1, 3), np.float32))
+    if rank == 0:
+        multihost.process_allgather(np.ones(2))  # fault
+    step(x)
+
+
+@fault("mismatch", ranks=2, culprits=[0], words=["broadcast_one_to_all|True on one"])
+def two_sources(rank):
+    """Both ranks believe to be the source."""
+    multihost.broadcast_one_to_all(np.ones(2), is_source=True)  # fault

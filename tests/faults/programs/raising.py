@@ -337,6 +337,33 @@ def another_signature(rank):
     spmd.pmap(step, axis_name="i", in_axes=(0, None) if rank == 0 else 0)(X, 0.1)  # fault
 
 
+@fault("raised", ranks=2, culprits=[1], words=["ValueError"], code=1)
+def while_long_steps_are_under_way(rank):
+    """Rank 1 raises between calls whose results no one has asked for yet."""
+
+    def long(x):
+        return lax.fori_loop(0, 300_000, lambda _, x: snp.sin(x), lax.pmean(x, "i"))
+
+    f, x = spmd.pmap(long, axis_name="i"), X
+    for step in range(6):
+        x = f(x)
+        if (rank, step) == (1, 3):
+            raise ValueError("bad record")  # fault
+    x.block_until_ready()
+
+
+@fault("raised", ranks=2, culprits=[1], words=["KeyboardInterrupt"], code=130)
+def an_interrupt_of_a_long_program(rank):
+    """Someone interrupts rank 1 in a compiled loop of some minutes."""
+    count = 2_000_000_000 if rank == 1 else 3
+    mean(X)
+    if rank == 1:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    run = spmd.jit(lambda x: lax.fori_loop(0, count, lambda _, x: snp.sin(x), x))
+    run(X).block_until_ready()  # fault
+    mean(X)
+
+
 # ---- exits -------------------------------------------------------------------------------------
 
 
@@ -497,3 +524,15 @@ def while_compiling(rank):
         return lax.pmean(x, "i")  # others
 
     spmd.pmap(deep, axis_name="i")(X)
+
+
+@fault("killed", ranks=4, culprits=[2], words=["SIGKILL"], code=137)
+def in_a_group_of_two(rank):
+    """Rank 2 dies while it and rank 3 sum in their group."""
+    groups = [[0, 1], [2, 3]]
+    f = spmd.pmap(lambda x: lax.psum(x, "i", axis_index_groups=groups), axis_name="i")  # others
+    f(X)
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(3):
+        f(X)

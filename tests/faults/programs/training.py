@@ -431,3 +431,20 @@ def features_of_a_layer(rank):
         return jax.lax.pmean(y, "i")
 
     jax.pmap(step, axis_name="i")(X)
+
+
+@fault("mismatch", ranks=2, culprits=[1])
+def statistics_of_one_rank(rank):
+    """Under as_jax: BatchNorm of rank 1 has no axis name, and its statistics are its own."""
+    spmd.as_jax.install()
+    import flax.linen as nn
+    import jax
+
+    norm = nn.BatchNorm(use_running_average=False, axis_name=None if rank == 1 else "i")
+    variables = norm.init(jax.random.key(0), X)
+
+    def step(x):
+        y, _ = norm.apply(variables, x, mutable=["batch_stats"])  # fault
+        return jax.lax.pmean(y, "i")  # fault
+
+    jax.pmap(step, axis_name="i")(np.ones((1, 4, 3), np.float32))
