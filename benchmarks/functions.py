@@ -103,7 +103,10 @@ def _cho_solve(side: Side, a, b):
 def product_cases() -> list[Case]:
     """Products of matrices that are not real: complex numbers and narrow integers."""
     narrow = lambda: integers(200, 512, 512).astype(numpy.int8)  # noqa: E731
-    wave = lambda: (normal(256, 256) + 1j * normal(256, 256, seed=1)).astype(numpy.complex64)  # noqa: E731
+
+    def wave() -> Any:
+        return (normal(256, 256) + 1j * normal(256, 256, seed=1)).astype(numpy.complex64)
+
     calls: list[Call] = [
         ("int8, 512 x 512",
          lambda s, a: s.lax.dot(a, a, preferred_element_type=s.np.int32), [narrow], False),
