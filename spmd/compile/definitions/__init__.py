@@ -18,4 +18,6 @@ SERIES = frozenset(
 COMPLEX_SERIES = frozenset("hyp1f1 hyp1f1_slope hyp2f1 hyp2f1_slope wofz".split())
 
 # Factorizations of which stacks of small matrices have a program.
-OF_SMALL_MATRICES = frozenset("cholesky lu qr solve triangular_solve".split())
+OF_SMALL_MATRICES = frozenset(
+    "cholesky lu lu_pivots_to_permutation qr solve triangular_solve".split()
+)

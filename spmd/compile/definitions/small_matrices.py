@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from spmd.base import dtypes
+from spmd.compile.definitions.factors import lu_pivots_to_permutation
 from spmd.compile.definitions.stacks import both, flat, full, lengths, like_leading
 from spmd.compile.definitions.table import Table, defines, write_definitions
 from spmd.core.aval import ShapedArray, typeof
@@ -234,6 +235,17 @@ def solve(a: Any, b: Any) -> list[Any]:
 
 def _or_nan(good: Any, x: Any) -> Any:
     return select(broadcast_in_dim(good, typeof(x).shape, (2,)), x, full(np.nan, x))
+
+
+# Exchanges that are made one by one over all places; the host needs 10 us for the fewest.
+MOST_PIVOTS = 64
+
+
+def _are_few(avals: Sequence[ShapedArray]) -> bool:
+    return avals[0].shape[-1] <= MOST_PIVOTS
+
+
+defines("lu_pivots_to_permutation", when=_are_few, table=_TABLE)(lu_pivots_to_permutation)
 
 
 # ---- triangular systems ------------------------------------------------------------------------

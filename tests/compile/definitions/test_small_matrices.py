@@ -15,6 +15,7 @@ from spmd.compile.definitions import OF_SMALL_MATRICES
 from spmd.compile.definitions.small_matrices import (
     BLOCK,
     LEAST,
+    MOST_PIVOTS,
     MOST_ROWS,
     MOST_ROWS_OF_FEW,
     write_small_matrices,
@@ -137,3 +138,14 @@ def test_lapack_has_the_others(shape: tuple[int, ...]):
 def test_complex_matrices_are_lapacks():
     a = RNG.normal(size=(LEAST, 2, 2)).astype(np.complex64)
     assert "host lu" in spmd.jit(lax.linalg.lu).lower(a).compile().as_text()
+
+
+@pytest.mark.parametrize("shape", [(3,), (20,), (4, 9), (2, 300, 5), (MOST_PIVOTS + 1,)], ids=str)
+def test_permutations_of_exchanges(shape: tuple[int, ...]):
+    rows = shape[-1] + 2
+    pivots = np.arange(shape[-1]) + RNG.integers(0, rows - np.arange(shape[-1]), shape)
+    program = spmd.jit(lambda p: lax.linalg.lu_pivots_to_permutation(p, rows))
+    given = pivots.astype(np.int32)
+    assert ("host" in program.lower(given).compile().as_text()) == (shape[-1] > MOST_PIVOTS)
+    expected = lax.linalg.lu_pivots_to_permutation(given, rows)
+    np.testing.assert_array_equal(program(given), expected)
