@@ -28,13 +28,15 @@ def trace_once(
     flat: Callable[..., tuple[Sequence[Any], Any]],
     avals: Sequence[ShapedArray],
     debug: Debug,
+    finish: Callable[[ClosedJaxpr], ClosedJaxpr] | None = None,
 ) -> tuple[ClosedJaxpr, Any]:
     """The jaxpr of `flat`, which calls the user's function `owner`, and the structure it returns.
 
     `flat` returns leaves and their structure; `key` says all that it depends on beside its
-    operands' types. The jaxpr is kept as long as `owner`; nothing is kept without one. It is traced
-    again if what the code of `owner` names has been rebound, and is not kept if it depends on a
-    value of a transformation, on a mutable array, or on the mesh in scope.
+    operands' types, and what `finish` makes of the jaxpr. The jaxpr is kept as long as `owner`;
+    nothing is kept without one. It is traced again if what the code of `owner` names has been
+    rebound, and is not kept if it depends on a value of a transformation, on a mutable array, or on
+    the mesh in scope.
     """
     known = _kept_of(owner) if not config.check_leaks else None
     context = state.axes, state.mesh, state.checks_varying, state.scope, config.tracing
@@ -56,6 +58,8 @@ def trace_once(
 
     before = state.mesh_reads
     closed = trace_to_jaxpr(traced, avals, debug)
+    if finish is not None:
+        closed = finish(closed)
     tree, touches = told
     is_pure = touches is None and state.mesh_reads == before
     if known is not None and is_pure and not any(isinstance(c, Tracer) for c in closed.consts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class Staged:
         in_tree: TreeDef,
         avals: Sequence[ShapedArray],
         caller: str = "",
+        carried: int = 0,
     ):
         self.name = function_name(f)
 
@@ -43,7 +45,9 @@ class Staged:
         # A function of ours around a user's is made anew for each call; the user's is not.
         owner, role = getattr(f, "stands_for", (f, ""))
         debug = Debug(self.name, (), function_source(f))
-        closed, self.out_tree = trace_once(owner, (caller, role, in_tree), flat, avals, debug)
+        key = caller, role, in_tree, carried
+        finish = functools.partial(_strong_where_returned, carried) if carried else None
+        closed, self.out_tree = trace_once(owner, key, flat, avals, debug, finish)
         self.closed, self.consts = hoist_tracers(closed)
 
     @property
@@ -78,6 +82,9 @@ def settle_carry(
     `stage` traces the body at the carry's avals and tells the structure and avals of the carry it
     returns. `inside` is the position of the user's carry in ours, if ours counts too. The flags
     say which results have a weak type: those of the body at the weak types that the user gave.
+
+    As in JAX, a body is not traced again because a weak type is all that it does not give back:
+    inside, the carry is what the user gave. `_strong_where_returned` has made it of one type.
     """
     weak: list[bool] = []
     dtypes: list[Any] | None = None
@@ -95,10 +102,29 @@ def settle_carry(
             )
         _check_varies(what, tree, avals, outs, inside)
         wanted = [_carry_type(a, o) for a, o in zip(avals, outs, strict=True)]
+        # A weak type that is returned as it was must not be lost by another trace.
+        wanted = [a if w is a.strip_weak() else w for a, w in zip(avals, wanted, strict=True)]
         if all(a is w for a, w in zip(avals, wanted, strict=True)):
             _check_carry(what, tree, avals, outs, inside)
-            return carry, staged, weak
+            taken = staged.closed.in_avals[len(staged.consts) :]
+            return [widen(x, a) for x, a in zip(carry, taken, strict=False)], staged, weak
         carry = [widen(x, w) for x, w in zip(carry, wanted, strict=True)]
+
+
+def _strong_where_returned(carried: int, closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The body with inputs that have no weak type where the result in their place has none."""
+    ins = list(closed.in_avals)
+    for k, out in enumerate(closed.out_avals[:carried]):
+        if ins[k] is not out and ins[k].strip_weak() is out:
+            ins[k] = out
+    if ins == closed.in_avals:
+        return closed
+    outs = closed.out_avals
+
+    def strong(*args: Any) -> list[Any]:
+        return [widen(x, a) for x, a in zip(eval_closed(closed, *args), outs, strict=True)]
+
+    return close(strong, ins, closed.jaxpr.name)
 
 
 def _user_tree(tree: TreeDef, inside: int | None) -> TreeDef:

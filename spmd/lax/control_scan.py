@@ -192,7 +192,7 @@ def _check_not_split(what: str, xs: Any, xs_flat: Sequence[Any]) -> None:
 
 def _stage(f: Any, in_tree: Any, avals: list[ShapedArray]) -> tuple[Staged, Any, list[ShapedArray]]:
     """The traced body, and the structure and avals of the carry it returns."""
-    staged = Staged(f, in_tree, avals)
+    staged = Staged(f, in_tree, avals, carried=in_tree.parts[0].num_leaves)
     tree = staged.out_tree
     assert tree is not None
     if tree.kind not in (tuple, list) or len(tree.parts) != 2:

@@ -143,7 +143,7 @@ def _as_array(x: Any) -> Any:
 
 def _stage(f: Any, in_tree: Any, avals: list[ShapedArray]) -> Any:
     """The traced body, and the structure and avals of the carry it returns."""
-    staged = Staged(f, in_tree, avals)
+    staged = Staged(f, in_tree, avals, carried=len(avals))
     return staged, staged.out_tree, staged.out_avals
 
 

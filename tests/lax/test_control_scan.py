@@ -299,3 +299,41 @@ def test_the_law_sees_wrong_operands():
     params |= {"num_consts": 0, "num_carry": 1}
     with pytest.raises(InternalError, match="the body of scan"):
         spmd.make_jaxpr(lambda x: scan_p.bind(x, x, **params))(V)
+
+
+def _weakly_carried(j, jnp):
+    """dtypes, weak types, and the number of traces of loops whose body returns a strong type."""
+    told, traces = [], []
+    xs = np.ones(3, jnp.bfloat16)
+
+    def count(value):
+        traces.append(1)
+        return value
+
+    def say(*values):
+        told.append([[str(v.dtype), bool(v.weak_type)] for v in values] + [len(traces)])
+        traces.clear()
+
+    c, y = j.lax.scan(lambda c, x: count((jnp.float32(2.0) * jnp.float32(1.0), c * x)), 1.0, xs)
+    say(c, y)
+    (n, c), y = j.lax.scan(
+        lambda c, x: count(((c[0] + 1, c[1] * jnp.float32(1.0)), c[1] * x)), (0, 1.0), xs
+    )
+    say(n, c, y)
+    c, y = j.lax.scan(lambda c, x: count((c * x, c)), 1.0, xs)
+    say(c, y)
+    say(*j.lax.while_loop(lambda c: c[1] < 3, lambda c: count((xs[0] * 1, c[1] + 1)), (xs[0], 0)))
+    say(j.lax.fori_loop(0, 3, lambda i, c: count(c * jnp.float32(2.0)), 1.0))
+    step = j.jit(lambda a: j.lax.scan(lambda c, x: (c * jnp.sin(a), c * x), 1.0, xs)[1].sum())
+    say(j.grad(step)(jnp.float32(0.3)))
+    return told
+
+
+def test_a_weak_carry_stays_weak_inside(from_jax):
+    def ask():
+        import jax
+        import jax.numpy as jnp
+
+        return _weakly_carried(jax, jnp)
+
+    assert _weakly_carried(spmd, spmd.numpy) == from_jax(ask)
