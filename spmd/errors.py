@@ -42,6 +42,7 @@ from spmd.base.errors import (
     ShardingError,
     ShardingTypeError,
     SpmdError,
+    TimelineError,
     TracerArrayConversionError,
     TracerBoolConversionError,
     TracerIntegerConversionError,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spmd.base.config import config
-from spmd.base.errors import ArgumentError, RefusedError
+from spmd.base.errors import RefusedError, TimelineError
 from spmd.base.lazy_import import Deferred
 from spmd.base.lazy_import import without as _without
 from spmd.base.record import field, record
@@ -52,7 +52,7 @@ def start_trace(
 
     **Every rank must make the call**: a timeline without one shows no waits for it. The file is
     one for Perfetto in any case, with or without `create_perfetto_trace`, and `profiler_options`
-    are those of XLA's profiler, without effect. Raises `ArgumentError` while another timeline is
+    are those of XLA's profiler, without effect. Raises `TimelineError` while another timeline is
     under way, and `RefusedError` for `create_perfetto_link`, which would serve the file.
     """
     if create_perfetto_link:
@@ -61,7 +61,7 @@ def start_trace(
             f"{log_dir} at https://ui.perfetto.dev"
         )
     if config.trace and FLIGHT.keeps_programs:
-        raise ArgumentError(
+        raise TimelineError(
             f"start_trace: a timeline is under way in {config.trace}; stop it first"
         )
     world = bootstrap.world()
@@ -73,11 +73,11 @@ def start_trace(
 def stop_trace() -> None:
     """End the timeline that `start_trace` began; rank 0 merges the files of all ranks.
 
-    Raises `ArgumentError` if there is none.
+    Raises `TimelineError` if there is none.
     """
     tracer = trace_export.stop()
     if tracer is None:
-        raise ArgumentError("stop_trace: no timeline is under way; call start_trace(log_dir) first")
+        raise TimelineError("stop_trace: no timeline is under way; call start_trace(log_dir) first")
     tracer.merge()
 
 

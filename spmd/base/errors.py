@@ -217,6 +217,10 @@ class TracingError(SpmdError, RuntimeError):
     """A function would be traced, and `no_tracing` says that none is."""
 
 
+class TimelineError(ArgumentError, RuntimeError):
+    """A timeline would begin while another is under way, or end while none is."""
+
+
 class MissingRuleError(ArgumentError, GradError, AttributeError):
     """A function with rules of its user's own is used before it was given one."""
 
