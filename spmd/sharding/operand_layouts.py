@@ -17,7 +17,7 @@ from spmd.base.errors import DeletedError, DeviceError, ShardingError
 from spmd.base.source import current_source
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array, check_alive, from_shards, replicated
-from spmd.sharding.named import NamedSharding, SingleDeviceSharding
+from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 Layouts = tuple[NamedSharding | None, ...]
@@ -83,6 +83,18 @@ def strays(leaves: Sequence[Any]) -> bool:
         elif place is not first and place != first:
             return True
     return first is not None and (is_free or len(leaves) == 1)
+
+
+def layout_texts(*shardings: Sharding) -> list[str]:
+    """The shardings as errors write them: with their devices, if these differ."""
+    devices = [sharding.layout[0] for sharding in shardings]
+    is_same = len(set(devices)) == 1
+    return [
+        str(sharding.device)
+        if isinstance(sharding, SingleDeviceSharding)
+        else f"{sharding}{'' if is_same else f' over devices {list(ids)}'}"
+        for sharding, ids in zip(shardings, devices, strict=True)
+    ]
 
 
 def check_on_devices(

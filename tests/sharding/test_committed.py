@@ -115,7 +115,7 @@ def test_an_argument_on_other_devices_is_an_error(way: str, place: str):
             WAYS[way](x)
     text = str(caught.value)
     where = place.removeprefix("cpu:").strip("[]")
-    assert place in text or f"cpu:{where}" in text or f"id={where}" in text or "axis_types" in text
+    assert place in text or f"cpu:{where}" in text or f"id={where}" in text
     assert "moved silently" in text and "device_put(" in text
     np.testing.assert_array_equal(x, X)
 
@@ -239,12 +239,12 @@ def test_a_compiled_call_runs_where_it_was_lowered_for():
         assert compiled.input_shardings[0] == (SingleDeviceSharding(devices[2]),)
         assert compiled(x).devices() == {devices[2]}
         with pytest.raises(
-            ShardingError, match=r"argument x .*CpuDevice\(id=0\).*compiled for cpu:2"
+            ShardingError, match=r"argument x .*laid out by cpu:0, compiled for cpu:2"
         ):
             compiled(y)
     compiled = f.lower(X).compile()
     np.testing.assert_array_equal(compiled(y), X * 2)
-    with pytest.raises(ShardingError, match=r"argument x .*CpuDevice\(id=2\).*compiled for cpu:0"):
+    with pytest.raises(ShardingError, match=r"argument x .*laid out by cpu:2, compiled for cpu:0"):
         compiled(x)
     there = spmd.jit(lambda x: x * 2, in_shardings=SingleDeviceSharding(devices[2]))
     np.testing.assert_array_equal(there.lower(X).compile()(x), X * 2)

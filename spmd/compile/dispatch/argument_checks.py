@@ -20,6 +20,7 @@ from spmd.core.aval import ShapedArray, ShapeDtypeStruct, is_arraylike, typeof
 from spmd.sharding.array import Array
 from spmd.sharding.constraint import as_sharding, is_placement
 from spmd.sharding.named import Sharding, SingleDeviceSharding
+from spmd.sharding.operand_layouts import layout_texts
 
 Names = Callable[[], Sequence[str]]
 
@@ -72,10 +73,10 @@ def check_placed(what: str, names: Names, leaves: Sequence[Any], places: Sequenc
             )
         # Over an abstract mesh a structure says nothing of devices.
         if isinstance(lies, Sharding) and lies.layout[0] and lies.layout != wanted.layout:
-            name = names()[k]
+            name, (own, other) = names()[k], layout_texts(lies, wanted)
             raise ShardingError(
                 f"{current_source()}: {what}: {name} ({typeof(x).short()}) is committed to "
-                f"{lies}, and in_shardings says {wanted}; an argument is not moved "
+                f"{own}, and in_shardings says {other}; an argument is not moved "
                 f"silently. Leave its entry None, or pass device_put({name}, sharding)"
             )
 

@@ -37,6 +37,7 @@ from spmd.sharding.operand_layouts import (
     Layouts,
     call_named,
     device_of,
+    layout_texts,
     layouts_of,
     output_shardings_in_scope,
 )
@@ -485,10 +486,10 @@ class Compiled(Stage):
                 continue
             if not x.sharding.is_equivalent_to(wanted, x.ndim):
                 name = self.traced.signature.leaf_names(args, kwargs)[k]
-                lies = wanted.device if isinstance(wanted, SingleDeviceSharding) else wanted
+                own, other = layout_texts(x.sharding, wanted)
                 raise ShardingError(
-                    f"{what}: argument {name} ({x.aval.short()}) is laid out by {x.sharding}, "
-                    f"compiled for {lies}; nothing is moved silently. Pass "
+                    f"{what}: argument {name} ({x.aval.short()}) is laid out by {own}, "
+                    f"compiled for {other}; nothing is moved silently. Pass "
                     f"device_put({name}, compiled.input_shardings...), or lower for this layout"
                 )
 
