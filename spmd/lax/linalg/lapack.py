@@ -98,16 +98,15 @@ def threads_symbol() -> str | None:
     return _SET_THREADS if hasattr(library(), _SET_THREADS) else None
 
 
-def addresses(code: bytes) -> dict[str, int]:
+def addresses(code: bytes) -> dict[str, Any]:
     """The addresses of the library's functions that object code names.
 
     Linkers do not see the library: if all of the process saw it, others with its names, as SciPy's
     with integers of 32 bits, would call its functions in the place of their own.
     """
     names = {found.decode() for found in re.findall(_IN_CODE, code)}
-    places = {name: getattr(library(), name, None) for name in names}
-    casted = {name: ctypes.cast(place, ctypes.c_void_p).value for name, place in places.items()}
-    return {name: address for name, address in casted.items() if address}
+    there = [name for name in sorted(names) if hasattr(library(), name)]
+    return {name: ctypes.cast(getattr(library(), name), ctypes.c_void_p).value for name in there}
 
 
 def room_for_svd(dtype: str, job: bytes, m: int, n: int) -> int:
