@@ -212,10 +212,9 @@ def _cholesky(r: Routine) -> None:
 
 def _triangular(r: Routine) -> None:
     f, w = r.f, r.words
-    f.store(f.value("i64", 0), r.one, 8)
+    for half in range(2):  # of a complex number, too, the imaginary part is zero
+        f.store(f.value("i64", 0), r.one, 8 * half)
     f.store(f.value(r.element, 1.0), r.one)
-    if r.element == "double":
-        f.store(f.value("double", 0.0), r.one, 8)
     with r.each() as number:
         offset = number * w["side_bytes"]
         out = f.at(r.arg(2), offset)
