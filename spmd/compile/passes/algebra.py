@@ -27,6 +27,7 @@ from spmd.lax.concatenate import concatenate_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dot import DimensionNumbers
 from spmd.lax.logic import and_p, or_p
+from spmd.lax.precision import DotAlgorithm
 from spmd.lax.slicing import slice_p
 
 # The producers that rules about pairs of equations look for.
@@ -485,7 +486,12 @@ def _depth(ins: Sequence[Atom], numbers: DimensionNumbers) -> int:
 def _integer_product(
     writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom], numbers: DimensionNumbers
 ) -> Atom | None:
-    """A product of narrow integers as one of floats, in which all sums are exact."""
+    """A product of narrow integers as one of floats, in which all sums are exact.
+
+    Platforms with tiles for integers have written an algorithm of them before.
+    """
+    if isinstance(eqn.params["precision"], DotAlgorithm):
+        return None
     out = eqn.outvars[0].aval.dtype
     kinds = [x.aval.dtype for x in ins]
     if out.kind not in "iu" or any(k.kind not in "iu" or k.itemsize > 2 for k in kinds):
