@@ -98,6 +98,11 @@ class JAXSparse(abc.ABC):
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __getitem__(self, index: Any) -> Any:
+        raise RefusedError(
+            f"{type(self).__name__} takes no indices; call todense() first, or make a BCOO"
+        )
+
     def __iter__(self) -> Iterator[Any]:
         # Without it Python would ask for items without end: those past the last are clamped.
         return (self[k] for k in range(len(self)))

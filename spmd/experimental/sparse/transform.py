@@ -362,7 +362,7 @@ for _kind in (BCOO, BCSR):
     _kind.sum = _total  # type: ignore[attr-defined]
 BCOO.transpose = _transposed  # type: ignore[method-assign]
 BCOO.reshape = _reshaped  # type: ignore[attr-defined]
-BCOO.__getitem__ = _part  # type: ignore[attr-defined]
+BCOO.__getitem__ = _part  # type: ignore[method-assign]
 BCSR.transpose = _transposed_rows  # type: ignore[method-assign]
 BCOO.__abstractmethods__ = BCSR.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
 
