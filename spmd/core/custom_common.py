@@ -157,7 +157,7 @@ class Call:
             raise RowOfLoop(f"{self.name}: an argument is a row of a mutable array")
         self.avals = [typeof(x) for x in self.flat]
         self.out_tree: TreeDef | None = None
-        self.f = f
+        self.f: Callable[..., Any] | None = f
 
     def place(self, given: Sequence[Any]) -> list[Any]:
         """Differentiable arguments back among the others."""
@@ -169,6 +169,7 @@ class Call:
         return tree_unflatten(self.in_tree, put_cells(self.cells, flat))
 
     def run(self, *flat: Any) -> list[Any]:
+        assert self.f is not None
         out = self.f(*self.place(self.unflatten(flat)))
         leaves, self.out_tree = tree_flatten(out)
         return leaves
@@ -176,6 +177,11 @@ class Call:
     def stage(self) -> tuple[ClosedJaxpr, list[Any]]:
         source = current_source()
         return hoist_tracers(trace_to_jaxpr(self.run, self.avals, Debug(self.name, (), source)))
+
+    def release(self) -> list[Any]:
+        """The flat arguments, which this call forgets: rules hold it as long as their equation."""
+        flat, self.flat, self.f = self.flat, [], None
+        return flat
 
     def rebuild(self, outs: Sequence[Any]) -> Any:
         assert self.out_tree is not None
@@ -216,10 +222,11 @@ class CustomFunction(Generic[P, R]):
         """One call with these rules: run at once, or as one equation of `prim`."""
         done, out = _differentiate_now(prim, self, call, rules)
         if done:
+            call.release()
             return out
         jaxpr, consts = call.stage()
         how = {"jaxpr": jaxpr, "name": call.name, "num_consts": len(consts), **rules}
-        return call.rebuild(prim.bind(*consts, *call.flat, **how))
+        return call.rebuild(prim.bind(*consts, *call.release(), **how))
 
 
 def _differentiate_now(

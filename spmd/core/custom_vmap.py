@@ -71,7 +71,7 @@ class custom_vmap:
         jaxpr, consts = call.stage()
         outs = custom_vmap_call_p.bind(
             *consts,
-            *call.flat,
+            *call.release(),
             jaxpr=jaxpr,
             name=call.name,
             num_consts=len(consts),

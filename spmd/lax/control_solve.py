@@ -273,10 +273,12 @@ def custom_root(
     _check_map("f", equation, tree, avals, 0)
     found = Staged(partial(solve, f), in_tree, avals)
     num_aux = _check_map("solve", found, tree, avals, int(has_aux))
+    # The rule lives as long as a program: it holds jaxprs, and no values that they close over.
+    f_jaxpr, solve_jaxpr = equation.closed, found.closed
 
     @custom_jvp
     def root(constants: Any, others: Any, guess: Any) -> Any:
-        return eval_closed(found.closed, *others, *guess)
+        return eval_closed(solve_jaxpr, *others, *guess)
 
     @root.defjvp
     def root_jvp(primals: Any, tangents: Any) -> Any:
@@ -285,13 +287,13 @@ def custom_root(
         x, aux = split_list(outs, [len(avals)])
 
         def at_x(*xs: Any) -> Any:
-            return eval_closed(equation.closed, *constants, *xs)
+            return eval_closed(f_jaxpr, *constants, *xs)
 
         def linearised(t: Any) -> Any:
             changes = jvp_flat(at_x, x, tree_flatten(t)[0])[1]
             return tree_unflatten(tree, [instantiate(c) for c in changes])
 
-        changes = jvp_flat(lambda *cs: eval_closed(equation.closed, *cs, *x), constants, moved)[1]
+        changes = jvp_flat(lambda *cs: eval_closed(f_jaxpr, *cs, *x), constants, moved)[1]
         right = [neg(instantiate(c)) for c in changes]
         dx = tree_flatten(tangent_solve(linearised, tree_unflatten(tree, right)))[0]
         return outs, [*dx, *(instantiate(zero_tangent(y)) for y in aux)]

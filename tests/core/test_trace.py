@@ -219,6 +219,45 @@ def test_leak_check_names_the_line_of_a_kept_tracer(name):
         how(lambda x: x * 2 + snp.sin(x))(x)
 
 
+def _with_jvp(x):
+    inner = spmd.custom_jvp(lambda x: x * 2)
+    inner.defjvp(lambda primals, tangents: (inner(*primals), 2 * tangents[0]))
+    outer = spmd.custom_jvp(lambda x: inner(x) + 1)
+    outer.defjvp(lambda primals, tangents: (outer(*primals), 2 * tangents[0]))
+    return outer(x * 3)
+
+
+def _with_vjp(x):
+    f = spmd.custom_vjp(lambda x: snp.sin(x))
+    f.defvjp(lambda x: (f(x), x), lambda x, ct: (ct * snp.cos(x),))
+    return f(x * 3)
+
+
+def _with_vmap(x):
+    f = spmd.custom_batching.custom_vmap(lambda x: x * 2)
+    f.def_vmap(lambda size, batched, x: (x * 2, batched[0]))
+    return f(x * 3)
+
+
+def _with_root(x):
+    half = x * 3 / 2
+    return spmd.lax.custom_root(
+        lambda y: y - half, 0 * x, lambda f, y: y + half, lambda g, y: y / g(1.0)
+    )
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+@pytest.mark.parametrize("f", [_with_jvp, _with_vjp, _with_vmap, _with_root])
+def test_leak_check_finds_nothing_in_functions_with_rules(name, f):
+    if (name, f) == ("jvp", _with_vjp):
+        pytest.skip("a function with a vjp rule has no jvp")
+    how, x = HOLDERS[name]
+    with spmd.config.override("check_leaks", True):
+        got = how(f)(x)
+    if name != "make_jaxpr":
+        np.testing.assert_array_equal(got, how(f)(x))
+
+
 def test_an_error_under_a_trace_restores_evaluation():
     with pytest.raises(ZeroDivisionError):
         spmd.jit(lambda x: 1 // 0)(1.0)
