@@ -33,6 +33,7 @@ from spmd.base.errors import (
     NonConcreteBooleanIndexError,
     OptionError,
     PeerError,
+    PlatformError,
     PytreeError,
     RefError,
     RefusedError,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spmd.base.config import config
-from spmd.base.errors import ArgumentError, DeviceError
+from spmd.base.errors import ArgumentError, DeviceError, PlatformError
 from spmd.base.record import record
 
 
@@ -231,7 +231,7 @@ def _platform(backend: str | None) -> Platform:
     found = platforms.get(name)
     if found is None:
         known = ", ".join(sorted(platforms)) or "none"
-        raise DeviceError(
+        raise PlatformError(
             f"Unknown backend: platform {name!r} is not available here; there are: {known}. "
             "Set SPMD_PLATFORM to one of them."
         )
@@ -248,7 +248,8 @@ def devices(backend: str | None = None) -> list[Device]:
     """List all devices of all processes, in the order of their ids.
 
     `backend` is the platform's name, by default the one in use ("cpu"). The number of virtual CPU
-    devices is the int setting `num_cpu_devices`. Raises `DeviceError` if there is no such platform.
+    devices is the int setting `num_cpu_devices`. Raises `PlatformError`, a `RuntimeError`, if there
+    is no such platform.
 
     >>> spmd.devices()[0], len(spmd.devices())
     (CpuDevice(id=0), 4)
@@ -262,7 +263,8 @@ def local_devices(
     """List the devices of one process, by default this one.
 
     `process_index` (or `host_id`, JAX's older name) is the int that numbers the process, and
-    `backend` the platform's name. Raises `DeviceError` if there is no such platform or process.
+    `backend` the platform's name. Raises `PlatformError` if there is no such
+    platform, and `DeviceError` if there is no such process.
 
     >>> len(spmd.local_devices())
     4
@@ -281,7 +283,7 @@ def device_count(backend: str | None = None) -> int:
     """Count the devices that all processes have together.
 
     The result is an int, the size of `devices(backend)`; `backend` is the platform's name. Raises
-    `DeviceError` if there is no such platform.
+    `PlatformError` if there is no such platform.
 
     >>> spmd.device_count()
     4
@@ -293,7 +295,7 @@ def local_device_count(backend: str | None = None) -> int:
     """Count the devices that this process has.
 
     The result is an int, the size of `local_devices()`; `backend` is the platform's name. Raises
-    `DeviceError` if there is no such platform.
+    `PlatformError` if there is no such platform.
 
     >>> spmd.local_device_count()
     4
@@ -304,7 +306,7 @@ def local_device_count(backend: str | None = None) -> int:
 def process_index(backend: str | None = None) -> int:
     """Return the number of this process, an int scalar: its rank.
 
-    `backend` is the platform's name. Raises `DeviceError` if there is no such platform.
+    `backend` is the platform's name. Raises `PlatformError` if there is no such platform.
 
     >>> spmd.process_index()
     0
@@ -315,7 +317,7 @@ def process_index(backend: str | None = None) -> int:
 def process_count(backend: str | None = None) -> int:
     """Return how many processes the job has, an int scalar.
 
-    `backend` is the platform's name. Raises `DeviceError` if there is no such platform.
+    `backend` is the platform's name. Raises `PlatformError` if there is no such platform.
 
     >>> spmd.process_count()
     1
@@ -326,7 +328,7 @@ def process_count(backend: str | None = None) -> int:
 def default_backend() -> str:
     """Return the name of the platform in use, as its devices have it: "cpu" or "gpu".
 
-    Raises `DeviceError` if the setting `platform` names none.
+    Raises `PlatformError` if the setting `platform` names none.
 
     >>> spmd.default_backend()
     'cpu'

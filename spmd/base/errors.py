@@ -142,6 +142,10 @@ class DeviceError(SpmdError, RuntimeError, ValueError):
     """Too few devices, or values committed to devices that do not agree."""
 
 
+class PlatformError(SpmdError, RuntimeError):
+    """A platform is not available here; no argument is wrong, so this is no ValueError."""
+
+
 class MutationError(SpmdError, TypeError):
     """An array was assigned to in place; arrays are immutable."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spmd.base.config import config
 from spmd.base.device import Platform, register_platform
-from spmd.base.errors import DeviceError
+from spmd.base.errors import PlatformError
 from spmd.compile.lazy import cuda_driver
 from spmd.transport import world
 
@@ -17,7 +17,7 @@ def _gpus() -> int:
     gpu = cuda_driver.driver()
     count = gpu.device_count()
     if not count:
-        raise DeviceError(
+        raise PlatformError(
             f"platform 'cuda' is not available here: {gpu.missing()}. SPMD_CUDA_DRIVER=emulator "
             "runs programs on emulated GPUs, slowly"
         )

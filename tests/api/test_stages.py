@@ -88,8 +88,11 @@ def test_options_of_the_compiler(known):
 
 def test_a_backend_must_be_there():
     assert spmd.jit(abs, backend="cpu")(-1.0) == 1
-    with pytest.raises(RuntimeError, match="platform 'abacus' is not available"):
-        spmd.jit(abs, backend="abacus")
+    for use in (lambda: spmd.jit(abs, backend="abacus"), lambda: spmd.devices("abacus")):
+        with pytest.raises(errors.PlatformError, match="platform 'abacus' is not avail") as caught:
+            use()
+        # As in JAX: programs that look for a GPU catch a RuntimeError, and ValueErrors are theirs.
+        assert isinstance(caught.value, RuntimeError) and not isinstance(caught.value, ValueError)
     with pytest.raises(errors.ArgumentError, match="both a device and a backend"):
         spmd.jit(abs, backend="cpu", device=spmd.devices()[0])
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 
 from spmd.base.config import config
-from spmd.base.errors import CudaError, DeviceError
+from spmd.base.errors import CudaError, PlatformError
 from spmd.compile.cuda.driver_protocol import DeviceFacts, Driver, Entries
 from spmd.compile.lazy import cuda_cupy, cuda_emulator
 
@@ -20,7 +20,7 @@ def _by_cupy() -> Driver:
     try:
         return cuda_cupy.CupyDriver()
     except ImportError as error:
-        raise DeviceError(
+        raise PlatformError(
             f"platform 'cuda' is not available here: CuPy is missing ({error}); pip install "
             "spmd[cuda]. SPMD_CUDA_DRIVER=emulator runs programs on emulated GPUs, slowly"
         ) from None
@@ -40,7 +40,9 @@ def _made(name: str) -> Driver:
     maker = makers.get(name)
     if maker is None:
         known = ", ".join(sorted(makers))
-        raise DeviceError(f"SPMD_CUDA_DRIVER={name}: there is no such driver here; known: {known}")
+        raise PlatformError(
+            f"SPMD_CUDA_DRIVER={name}: there is no such driver here; known: {known}"
+        )
     return maker()
 
 

@@ -14,7 +14,14 @@ import spmd
 from spmd import lax
 from spmd import numpy as snp
 from spmd.base.config import config
-from spmd.base.errors import CudaError, DeviceError, OutOfMemoryError, ShardingError, SpmdError
+from spmd.base.errors import (
+    CudaError,
+    DeviceError,
+    OutOfMemoryError,
+    PlatformError,
+    ShardingError,
+    SpmdError,
+)
 from spmd.compile.cuda import driver, nvrtc
 from spmd.compile.cuda.emulator.driver import EmulatorDriver
 from tests.compile.cuda.standin_cupy import DRIVER_MODULE, CUDARuntimeError, Standin
@@ -123,7 +130,7 @@ def no_devices(patch, error: str, have: int) -> str:
 
     made = with_standin(patch, getDeviceCount=count, driverGetVersion=lambda: have)
     with platform(patch, made.driver, f"standin without {error} {have}"):
-        return raised(DeviceError, lambda: spmd.devices("cuda"))
+        return raised(PlatformError, lambda: spmd.devices("cuda"))
 
 
 def no_gpu(patch):
@@ -142,12 +149,12 @@ def no_cupy(patch):
     patch.setitem(sys.modules, "cupy", None)
     patch.delitem(sys.modules, DRIVER_MODULE, raising=False)
     with config.override("cuda_driver", "cupy"):
-        return raised(DeviceError, lambda: spmd.devices("cuda"))
+        return raised(PlatformError, lambda: spmd.devices("cuda"))
 
 
 def an_unknown_driver(patch):
     with config.override("cuda_driver", "opencl"):
-        return raised(DeviceError, lambda: spmd.devices("cuda"))
+        return raised(PlatformError, lambda: spmd.devices("cuda"))
 
 
 def no_nvrtc(patch):
