@@ -128,7 +128,8 @@ def program_key(
         return None
     host = loader.host
     where = (host.cpu, host.features, host.llvm_version, available_cores())
-    tools = (sys.version, np.__version__, source_digest())
+    # Where NumPy lies, too: machine code calls the LAPACK that came with it.
+    tools = (sys.version, np.__version__, np.__file__, source_digest())
     return entry_key(
         "stored", text, platform, repr((donated, mesh)), repr((_settings_of(config), where, tools))
     )

@@ -380,6 +380,8 @@ def test_settings_and_files_are_part_of_the_key(folder, monkeypatch):
         keys.append(key())
     monkeypatch.setattr(stored, "source_digest", lambda: "other files")
     keys.append(key())
+    monkeypatch.setattr(np, "__file__", "/elsewhere/numpy/__init__.py")
+    keys.append(key())
     assert len(set(keys)) == len(keys)
 
 
