@@ -310,7 +310,7 @@ def test_constraints_inside_lay_out_along_the_other_axis():
             )(X)
 
 
-@pytest.mark.parametrize("names", [None, {"x"}, {"x", "y"}], ids=str)
+@pytest.mark.parametrize("names", [None, {"x"}, {"x", "y"}], ids=["none", "one", "both"])
 def test_a_map_inside_needs_no_axes_of_its_own(names: Any):
     """As in JAX, a map over axes that are manual already is a call."""
     mesh = mesh_of(AUTO, AUTO)

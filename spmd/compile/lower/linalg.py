@@ -72,6 +72,8 @@ def _factorization(lowering: Lowering, eqn: Eqn) -> Factorization | None:
     """LAPACK's part of an equation, or None where it has none."""
     avals = [atom.aval for atom in eqn.invars]
     *leading, m, n = avals[0].shape
+    if not avals[0].size:
+        return None  # LAPACK refuses matrices without rows
     params, character = eqn.params, avals[0].dtype.char
     dtype = storage_dtype(avals[0].dtype)
     assert dtype is not None, "LAPACK's dtypes have kernels"

@@ -90,6 +90,17 @@ def test_triangular(shape: tuple[int, ...], dtype: str):
         compare(lambda a, b, how=how: lax.linalg.triangular_solve(a, b, **how), a, side, host=host)
 
 
+@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0), (2, 0, 0), (0, 3, 3)], ids=str)
+def test_lapack_is_not_told_of_empty_matrices(shape: tuple[int, ...], capfd: Any):
+    x = np.zeros(shape, np.float32)
+    functions = [lax.linalg.svd, lambda a: lax.linalg.svd(a, compute_uv=False), lax.linalg.qr]
+    functions += [lax.linalg.eigh, lax.linalg.cholesky] * (shape[-1] == shape[-2])
+    for f in functions:
+        for one, other in zip(*(spmd.tree.leaves(g(x)) for g in (spmd.jit(f), f)), strict=True):
+            np.testing.assert_array_equal(one, other, strict=True)
+    assert capfd.readouterr() == ("", "")  # LAPACK prints what it refuses
+
+
 @pytest.mark.parametrize("n", [9, 40])
 def test_matrices_that_lapack_refuses_are_nan(n: int):
     """One of a stack, and the others are as without it."""
