@@ -7,7 +7,7 @@ keep them (`stft`), or average their products (`csd`, `welch`). All sizes are st
 from __future__ import annotations
 
 import itertools
-import operator
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -82,12 +82,12 @@ def _cut(full: Any, mode: str, first: Sequence[int], second: Sequence[int]) -> A
     return full[tuple(slice(s, s + n) for s, n in zip(starts, sizes, strict=True))]
 
 
-def _check_overlap(name: str, mode: str, first: Sequence[int], second: Sequence[int]) -> None:
+def _check_overlap(name: str, first: Sequence[int], second: Sequence[int]) -> None:
     larger = all(n >= m for n, m in zip(first, second, strict=True))
     smaller = all(n <= m for n, m in zip(first, second, strict=True))
-    if mode == "valid" and not (larger or smaller):
+    if not (larger or smaller):
         raise ShapeError(
-            f"{name}: for mode='valid' one input must be at least as large as the other in every "
+            f"{name}: one input must be at least as large as the other in every "
             f"dim, got {tuple(first)} and {tuple(second)}"
         )
 
@@ -96,7 +96,8 @@ def _convolved(name: str, in1: Any, in2: Any, mode: str, method: str, precision:
     shapes = typeof(in1).shape, typeof(in2).shape
     if 0 in shapes[0] or 0 in shapes[1]:
         raise ShapeError(f"{name}: the inputs must have elements, got {shapes[0]} and {shapes[1]}")
-    _check_overlap(name, mode, *shapes)
+    if mode == "valid" or name.endswith("2d"):
+        _check_overlap(name, *shapes)
     if method == "fft":
         return fftconvolve(in1, in2, mode)
     if method not in ("auto", "direct"):
@@ -218,7 +219,8 @@ def fftconvolve(
     if not chosen:
         return in1 * in2
     n, m = ([s[d] for d in chosen] for s in (first, second))
-    _check_overlap("fftconvolve", mode, n, m)
+    if mode == "valid":
+        _check_overlap("fftconvolve", n, m)
     lengths = [a + b - 1 for a, b in zip(n, m, strict=True)]
     if dtypes.is_complex(typeof(in1).dtype):
         spectra = [snp.fft.fftn(x, lengths, chosen) for x in (in1, in2)]
@@ -249,16 +251,16 @@ def detrend(
     `type` is "constant" for the mean or "linear" for the line; with the latter, `bp` are the places
     where a new line begins. The shape stays; integers become float32 and floats keep their dtype.
     `overwrite_data` must be None. Raises `ArgumentError` for another `type`, for breaks outside of
-    the dim, and for `overwrite_data`.
+    the dim, and `RefusedError` for `overwrite_data`.
 
     >>> spmd.scipy.signal.detrend(np.array([1.0, 2.0, 6.0]), type="constant")
     Array([-2., -1.,  3.], dtype=float32)
     """
     if overwrite_data is not None:
-        raise ArgumentError("detrend: arrays are immutable, overwrite_data must be None")
+        raise RefusedError("detrend: arrays are immutable, overwrite_data must be None")
     if type not in ("constant", "linear"):
         raise ArgumentError(f"detrend: type must be 'constant' or 'linear', got {type!r}")
-    (data,) = promote_dtypes_inexact(as_array(data))
+    (data,) = promote_dtypes_inexact(snp.asarray(data))
     if type == "constant":
         return data - snp.mean(data, axis=axis, keepdims=True)
     axis = canonical_dim(axis, typeof(data).ndim)
@@ -283,38 +285,107 @@ def _less_line(x: Any) -> Any:
 
 # ---- segments ----------------------------------------------------------------------------------
 
-_WINDOWS: dict[str, Callable[[int], np.ndarray]] = {
-    "hann": np.hanning,
-    "hamming": np.hamming,
-    "blackman": np.blackman,
-    "bartlett": np.bartlett,
-    "boxcar": np.ones,
+_COSINES = {  # the windows that are sums of cosines, by their coefficients
+    "hann": (0.5, 0.5),
+    "hamming": (0.54, 0.46),
+    "blackman": (0.42, 0.5, 0.08),
+    "nuttall": (0.3635819, 0.4891775, 0.1365995, 0.0106411),
+    "blackmanharris": (0.35875, 0.48829, 0.14128, 0.01168),
+    "flattop": (0.21557895, 0.41663158, 0.277263158, 0.083578947, 0.006947368),
 }
+
+
+def _cosines(t: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:
+    angle = math.pi * (t + 1)
+    return sum(((-1) ** k * c * np.cos(k * angle) for k, c in enumerate(coefficients)), 0.0 * t)
+
+
+def _tukey(t: np.ndarray, alpha: float = 0.5) -> np.ndarray:
+    if alpha <= 0:
+        return np.ones_like(t)
+    outside = np.maximum(np.abs(t) - (1 - min(alpha, 1.0)), 0) / min(alpha, 1.0)
+    return 0.5 + 0.5 * np.cos(math.pi * outside)
+
+
+def _parzen(t: np.ndarray, n: int) -> np.ndarray:
+    u = np.abs(t) * (n - 1) / n
+    return np.where(u <= 0.5, 1 - 6 * u**2 * (1 - u), 2 * (1 - u) ** 3)
+
+
+def _bohman(t: np.ndarray, n: int) -> np.ndarray:
+    u = np.abs(t)
+    return (1 - u) * np.cos(math.pi * u) + np.sin(math.pi * u) / math.pi
+
+
+# What a window of n points is at t in [-1, 1]; further arguments are the window's parameters.
+_WINDOWS: dict[str, Callable[..., Any]] = {
+    **{k: (lambda t, n, c=c: _cosines(t, c)) for k, c in _COSINES.items()},
+    "barthann": lambda t, n: 0.62 - 0.24 * np.abs(t) + 0.38 * np.cos(math.pi * t),
+    "bartlett": lambda t, n: 1 - np.abs(t),
+    "bohman": _bohman,
+    "boxcar": lambda t, n: np.ones_like(t),
+    "cosine": lambda t, n: np.cos(math.pi / 2 * t * (n - 1) / n),
+    "exponential": lambda t, n, center=None, tau=1.0: np.exp(
+        -np.abs((t + 1) * (n - 1) / 2 - ((n - 1) / 2 if center is None else center)) / tau
+    ),
+    "gaussian": lambda t, n, std: np.exp(-0.5 * (t * (n - 1) / 2 / std) ** 2),
+    "general_cosine": lambda t, n, coefficients: _cosines(t, coefficients),
+    "general_gaussian": lambda t, n, p, sig: np.exp(
+        -0.5 * np.abs(t * (n - 1) / 2 / sig) ** (2 * p)
+    ),
+    "general_hamming": lambda t, n, alpha: _cosines(t, (alpha, 1.0 - alpha)),
+    "kaiser": lambda t, n, beta: np.i0(beta * np.sqrt(np.maximum(1 - t * t, 0))) / np.i0(beta),
+    "lanczos": lambda t, n: np.sinc(t),
+    "parzen": _parzen,
+    "triang": lambda t, n: 1 - np.abs(t) * (n - 1) / (n + n % 2),
+    "tukey": lambda t, n, alpha=0.5: _tukey(t, alpha),
+}
+
+
+def _named_window(name: str, window: str | tuple[Any, ...], count: int) -> np.ndarray:
+    kind, *parameters = (window,) if isinstance(window, str) else window
+    if kind not in _WINDOWS:
+        raise ArgumentError(
+            f"{name}: window must be one of {tuple(_WINDOWS)}, a tuple of such a name and its "
+            f"parameters, or a vector; got {window!r}"
+        )
+    # Periodic: the last of one point more would be the first of the next period.
+    points = np.linspace(-1.0, 1.0, count + 1)
+    try:
+        values = _WINDOWS[kind](points, count + 1, *parameters)[:-1]
+    except TypeError:
+        raise ArgumentError(
+            f"{name}: window={window!r} has not the parameters of {kind!r}; SciPy's "
+            f"scipy.signal.windows.{kind} has their names"
+        ) from None
+    return values if count > 1 else np.ones(1)
+
+
+def _count(name: str, argument: str, value: Any) -> int:
+    """A static number of samples; as in JAX, a float of an integer's value counts."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{name}: {argument} must be an integer, got {value!r}") from None
 
 
 def _window(name: str, window: Any, nperseg: int | None, size: int | None) -> tuple[Any, int]:
     """The window's values, and the size of a segment: at most `size`, by default 256."""
-    if not isinstance(window, str):
+    if not isinstance(window, (str, tuple)):
         values = as_array(window)
         if typeof(values).ndim != 1 or nperseg not in (None, typeof(values).shape[0]):
             raise ArgumentError(f"{name}: an array as window must be a vector of nperseg elements")
         return values, typeof(values).shape[0]
-    if window not in _WINDOWS:
-        raise ArgumentError(
-            f"{name}: window must be one of {tuple(_WINDOWS)} or a vector, got {window!r}"
-        )
-    count = 256 if nperseg is None else operator.index(nperseg)
+    count = 256 if nperseg is None else _count(name, "nperseg", nperseg)
     if count < 1:
         raise ArgumentError(f"{name}: nperseg must be positive, got {count}")
     count = count if size is None else min(count, size)
-    # Periodic: the last of one point more would be the first of the next period.
-    values = _WINDOWS[window](count + 1)[:-1] if count > 1 else np.ones(1)
-    return values, count
+    return _named_window(name, window, count), count
 
 
 def _overlap(name: str, noverlap: int | None, nperseg: int, nfft: int | None) -> tuple[int, int]:
-    overlap = nperseg // 2 if noverlap is None else operator.index(noverlap)
-    points = nperseg if nfft is None else operator.index(nfft)
+    overlap = nperseg // 2 if noverlap is None else _count(name, "noverlap", noverlap)
+    points = nperseg if nfft is None else _count(name, "nfft", nfft)
     if not 0 <= overlap < nperseg:
         raise ArgumentError(f"{name}: noverlap={overlap} must be in range({nperseg}), or nperseg")
     if points < nperseg:
@@ -377,6 +448,11 @@ def csd(
             f"{scaling!r} and {average!r}"
         )
     arrays = promote_dtypes_inexact(*(as_array(v) for v in ((x,) if y is None else (x, y))))
+    if typeof(arrays[0]).ndim != typeof(arrays[-1]).ndim:
+        raise ShapeError(
+            f"csd: x and y need equal numbers of dims, got {typeof(arrays[0]).shape} and "
+            f"{typeof(arrays[-1]).shape}"
+        )
     arrays = [snp.moveaxis(v, axis, -1) for v in arrays]
     size = max(typeof(v).shape[-1] for v in arrays)
     values, nperseg = _window("csd", window, nperseg, size)
@@ -445,6 +521,14 @@ def welch(
     return csd(x, None, *settings, scaling, axis, average)
 
 
+_BOUNDARIES: dict[str, dict[str, Any]] = {
+    "even": {"mode": "reflect"},
+    "odd": {"mode": "reflect", "reflect_type": "odd"},
+    "constant": {"mode": "edge"},
+    "zeros": {"mode": "constant"},
+}
+
+
 @promotes_inside(1)
 def stft(
     x: Any,
@@ -463,24 +547,29 @@ def stft(
 
     `fs`, `window`, `nperseg`, `noverlap`, `nfft`, `detrend` and `return_onesided` are those of
     `csd`. The transforms have the frequencies in place of `axis` in their shape and the times last;
-    their dtype is complex. `boundary` is "zeros" or None; `padded` fills up the last segment.
-    Raises `ArgumentError` for another boundary.
+    their dtype is complex. `boundary` says how half a segment more at both ends continues `x`:
+    "zeros", "constant" (the value at the end), "even" or "odd" (mirrored, "odd" around the value at
+    the end), or None for no such half; `padded` fills up the last segment. Raises `ArgumentError`
+    for another boundary.
 
     >>> f, t, z = spmd.scipy.signal.stft(np.ones(8), nperseg=4)
     >>> z.shape
     (3, 5)
     """
-    if boundary not in ("zeros", None):
-        raise ArgumentError(f"stft: boundary must be 'zeros' or None, got {boundary!r}")
+    if boundary is not None and boundary not in _BOUNDARIES:
+        raise ArgumentError(
+            f"stft: boundary must be one of {tuple(_BOUNDARIES)} or None, got {boundary!r}"
+        )
     (x,) = promote_dtypes_inexact(as_array(x))
     axis = canonical_dim(axis, typeof(x).ndim)
     x = snp.moveaxis(x, axis, -1)
     values, nperseg = _window("stft", window, nperseg, typeof(x).shape[-1])
     overlap, nfft = _overlap("stft", noverlap, nperseg, nfft)
     step = nperseg - overlap
-    if boundary == "zeros":
+    if boundary is not None:
         around = (nperseg // 2, nperseg // 2)
-        x = snp.pad(x, [(0, 0)] * (typeof(x).ndim - 1) + [around])
+        settings = _BOUNDARIES[boundary]
+        x = snp.pad(x, [(0, 0)] * (typeof(x).ndim - 1) + [around], **settings)
     if padded:
         x = _extended(x, -(typeof(x).shape[-1] - nperseg) % step)
     onesided = return_onesided and not dtypes.is_complex(typeof(x).dtype)
@@ -521,7 +610,7 @@ def istft(
     Z = snp.moveaxis(Z, (freq_axis, time_axis), (-1, -2))
     count, bins = typeof(Z).shape[-2:]
     points = 2 * (bins - 1) if input_onesided else bins
-    nperseg = points if nperseg is None else operator.index(nperseg)
+    nperseg = _count("istft", "nperseg", nperseg) if nperseg else points
     if nfft is None:
         nfft = nperseg if input_onesided and nperseg == points + 1 else points
     values, nperseg = _window("istft", window, nperseg, None)
@@ -538,7 +627,7 @@ def istft(
         cut = slice(nperseg // 2, size - nperseg // 2)
         x, weights = x[..., cut], weights[cut]
     x = x / snp.where(weights > 1e-10, weights, 1.0)
-    times = as_array(np.arange(typeof(x).shape[-1])) / fs
+    times = snp.arange(typeof(x).shape[-1], dtype=dtypes.real_of(typeof(x).dtype)) / fs
     rank = typeof(x).ndim
     if rank > 1:
         target = min(canonical_dim(time_axis, rank + 1), canonical_dim(freq_axis, rank + 1))

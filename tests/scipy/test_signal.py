@@ -127,4 +127,86 @@ def test_mistakes_are_named():
     with pytest.raises(ArgumentError, match="noverlap=8"):
         signal.welch(np.ones(32), nperseg=8, noverlap=8)
     with pytest.raises(ArgumentError, match="window must be one of"):
-        signal.stft(np.ones(32), window="tukey")
+        signal.stft(np.ones(32), window="dolph")
+
+
+WINDOWS = """hann hamming blackman nuttall blackmanharris flattop barthann bartlett bohman boxcar
+cosine exponential lanczos parzen triang tukey""".split()
+WITH_PARAMETERS = [
+    ("exponential", None, 3.0),
+    ("gaussian", 3.0),
+    ("general_cosine", [0.5, 0.3, 0.2]),
+    ("general_gaussian", 1.5, 3.0),
+    ("general_hamming", 0.6),
+    ("kaiser", 4.0),
+    ("tukey", 0.3),
+    ("tukey", 0.0),
+]
+
+
+@pytest.mark.parametrize("window", [*WINDOWS, *WITH_PARAMETERS], ids=str)
+def test_windows_by_name_and_parameters(window):
+    x = RNG.normal(size=40)
+    for nperseg in (1, 2, 7, 8):
+        close(
+            signal.welch(x, window=window, nperseg=nperseg, detrend=False)[1],
+            oracle.welch(x, window=window, nperseg=nperseg, detrend=False)[1],
+        )
+
+
+def test_windows_without_their_parameters_are_refused():
+    with pytest.raises(ArgumentError, match="window='kaiser' has not the parameters"):
+        signal.welch(np.ones(8), window="kaiser", nperseg=4)
+    with pytest.raises(ArgumentError, match="a tuple of such a name"):
+        signal.welch(np.ones(8), window=("dolph", 2.0), nperseg=4)
+
+
+@pytest.mark.parametrize("boundary", ["even", "odd", "constant", "zeros", None])
+@pytest.mark.parametrize("nperseg", [8, 9])
+def test_boundaries_of_stft(boundary, nperseg):
+    x = RNG.normal(size=30)
+    for found, wanted in zip(
+        signal.stft(x, nperseg=nperseg, boundary=boundary),
+        oracle.stft(x, nperseg=nperseg, boundary=boundary),
+        strict=True,
+    ):
+        close(found, wanted)
+
+
+ODD_CALLS = {
+    "convolve2d whose inputs cross": lambda s, x: s.convolve2d(x[:2], x[:3, :2]),
+    "csd of other ranks": lambda s, x: s.csd(x, x[0], nperseg=2),
+    "nperseg that is a float": lambda s, x: s.stft(x[0], nperseg=2.0),
+    "nperseg that is no number": lambda s, x: s.stft(x[0], nperseg="two"),
+    "overwrite_data": lambda s, x: s.detrend(x, overwrite_data=True),
+    "detrend of a list": lambda s, x: s.detrend(x[0].tolist(), type="constant"),
+    "istft": lambda s, x: s.istft(x + 0j),
+    "istft of complex64": lambda s, x: s.istft((x + 0j).astype(np.complex64), fs=2.0),
+}
+
+
+@pytest.mark.parametrize("name", ODD_CALLS)
+def test_odd_calls_give_what_jax_gives(name, from_jax):
+    def outcome(library):
+        try:
+            made = ODD_CALLS[name](library, np.arange(12.0).reshape(3, 4))
+        except Exception as error:
+            found = [c.__name__ for c in type(error).__mro__]
+            return next(c for c in found if c in ("NotImplementedError", "TypeError", "ValueError"))
+        made = made if isinstance(made, tuple) else [made]
+        return [[str(x.dtype), list(x.shape), bool(x.weak_type)] for x in made]
+
+    def ask():
+        import jax
+        import jax.scipy.signal
+
+        with jax.enable_x64(True):
+            return outcome(jax.scipy.signal)
+
+    wanted = from_jax(ask)
+    if isinstance(wanted, str):
+        with pytest.raises(Exception) as caught:
+            ODD_CALLS[name](signal, np.arange(12.0).reshape(3, 4))
+        assert wanted in [c.__name__ for c in type(caught.value).__mro__]
+    else:
+        assert outcome(signal) == wanted
