@@ -18,8 +18,8 @@ def _gpus() -> int:
     count = gpu.device_count()
     if not count:
         raise PlatformError(
-            f"platform 'cuda' is not available here: {gpu.missing()}. SPMD_CUDA_DRIVER=emulator "
-            "runs programs on emulated GPUs, slowly"
+            f"Unknown backend: platform 'cuda' is not available here: {gpu.missing()}. "
+            "SPMD_CUDA_DRIVER=emulator runs programs on emulated GPUs, slowly"
         )
     return count
 

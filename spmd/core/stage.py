@@ -290,6 +290,14 @@ def _literal(x: Any) -> Literal | None:
     return Literal(value, aval)
 
 
+def is_staging() -> bool:
+    """Whether operations become equations of a program that is being traced."""
+    at = state.trace
+    while at is not None and not isinstance(at, JaxprTrace):
+        at = at.parent
+    return at is not None
+
+
 def check_outputs(outs: Sequence[Any], debug: Debug) -> None:
     """Raise an ArgumentError for a traced function's output that is no array."""
     for x in outs:

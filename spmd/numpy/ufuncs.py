@@ -18,6 +18,7 @@ from spmd.base.errors import KeyOperationError
 from spmd.base.source import current_source
 from spmd.compile.dispatch.eager_cache import cached_binary, cached_unary
 from spmd.core.aval import typeof
+from spmd.core.stage import is_staging
 from spmd.core.trace import Tracer
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
@@ -180,12 +181,37 @@ subtract = binary(
     "Array([-9, -8], dtype=int32)",
     note=_NO_BOOLS,
 )
-multiply = binary(
-    "multiply",
-    _bool_or(lax.mul_p.bind, lax.and_p.bind),
-    "The product of two arrays, `x * y`, and the logical and of bools.",
-    "np.array([1, 2]), 10",
-    "Array([10, 20], dtype=int32)",
+
+
+def _multiply(x: ArrayLike, y: ArrayLike, /) -> Array:
+    factors = promote_args("multiply", x, y)
+    aval = typeof(factors[0])
+    if dtypes.is_bool(aval.dtype):
+        return lax.and_p.bind(*factors)
+    # Under `jit`, `simplify` finds this in the product.
+    if dtypes.is_inexact(aval.dtype) and not dtypes.is_small(aval.dtype) and not is_staging():
+        for mask, other in ((x, factors[1]), (y, factors[0])):
+            given = typeof(mask) if isinstance(mask, (Tracer, Array, np.ndarray)) else None
+            if given is not None and dtypes.is_bool(given.dtype):
+                if given.shape == np.broadcast_shapes(given.shape, typeof(other).shape):
+                    return select(mask, other, constant_like(other, 0))
+    return lax.mul_p.bind(*factors)
+
+
+multiply = cached_binary(
+    named(
+        _multiply,
+        "multiply",
+        doc_of(
+            "multiply",
+            "The product of two arrays, `x * y`, and the logical and of bools.",
+            _COMMON,
+            "With an array of bools that has the result's shape, floats are 0 where it is False,\n"
+            "as in JAX: infinities and NaNs too.",
+            "np.array([1, 2]), 10",
+            "Array([10, 20], dtype=int32)",
+        ),
+    )
 )
 divide = float_binary(
     "divide",

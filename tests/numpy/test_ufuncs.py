@@ -201,3 +201,37 @@ def test_frexp_and_ldexp_are_inverse():
     x = np.array([1e-30, 0.1, 3.0, -7e20, 0.0, np.inf], np.float32)
     mantissa, exponent = snp.frexp(x)
     np.testing.assert_array_equal(snp.ldexp(mantissa, exponent), x)
+
+
+HOLES = np.array([np.inf, -np.inf, np.nan, -1.0, 2.0], np.float32)
+MASK = np.array([True, False, False, False, True])
+
+
+def masked_products(j, jnp):
+    """Products with bools, whose other factors may be what a mask is to keep out."""
+
+    def product(x, m):
+        return x * m
+
+    def loss(x, m):
+        return jnp.sum(jnp.log(jnp.abs(x)) * m)
+
+    x, m, one = jnp.array(HOLES), jnp.array(MASK), jnp.array(False)
+    wide = jnp.stack([x, x])
+    outs = [product(x, m), j.jit(product)(x, m), product(m, x), j.jit(product)(m, x)]
+    outs += [product(np.inf, m), j.jit(product)(np.inf, m), product(x[0], one)]
+    outs += [product(wide, m), j.jit(product)(wide, m), product(x, one)]  # the mask is broadcast
+    outs += [product(x.astype("float16"), m).astype("float32"), product(x, MASK)]
+    outs += [j.vmap(product)(x, m), j.jit(j.grad(loss))(x, m), j.grad(loss)(x, m)]
+    outs += [j.jit(lambda x, m: x * m.astype("float32"))(x, m), x * m.astype("float32")]
+    # As texts, in which NaNs are equal; NaNs have any sign.
+    return [str([float(x) for x in np.ravel(o)]) for o in outs]
+
+
+def test_floats_are_0_where_a_mask_is_false_as_in_jax(from_jax):
+    def ask():
+        import jax
+
+        return masked_products(jax, jax.numpy)
+
+    assert masked_products(spmd, snp) == from_jax(ask)

@@ -21,8 +21,9 @@ def _by_cupy() -> Driver:
         return cuda_cupy.CupyDriver()
     except ImportError as error:
         raise PlatformError(
-            f"platform 'cuda' is not available here: CuPy is missing ({error}); pip install "
-            "spmd[cuda]. SPMD_CUDA_DRIVER=emulator runs programs on emulated GPUs, slowly"
+            f"Unknown backend: platform 'cuda' is not available here: CuPy is missing ({error}); "
+            "pip install spmd[cuda]. SPMD_CUDA_DRIVER=emulator runs programs on emulated GPUs, "
+            "slowly"
         ) from None
 
 

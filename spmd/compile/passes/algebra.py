@@ -2,7 +2,8 @@
 
 A rule takes (writer, eqn, operands) and returns the atom that the equation's one result is equal
 to, or None. It holds for every value: signed zeros, infinities, NaNs and overflow included, so
-`x + 0.0` stays (it turns -0.0 into 0.0) while `x - 0.0` and `x * 1.0` go.
+`x + 0.0` stays (it turns -0.0 into 0.0) while `x - 0.0` and `x * 1.0` go. The exception are
+products with bools (`_masked`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from spmd.lax.arithmetic import add_p, complex_p, imag_p, max_p, min_p, mul_p, r
 from spmd.lax.concatenate import concatenate_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dot import DimensionNumbers
-from spmd.lax.logic import and_p, or_p
+from spmd.lax.logic import and_p, or_p, select_n_p
 from spmd.lax.precision import DotAlgorithm
 from spmd.lax.slicing import slice_p
 
@@ -317,6 +318,26 @@ def _convert(
     return inner.invars[0] if _is_widening(out.dtype, operand.aval.dtype) else None
 
 
+def _masked(
+    producers: Producers, writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]
+) -> Atom | None:
+    """A product of floats and bools chooses between a float and 0, as XLA has it.
+
+    Programs for JAX rely on that: infinities and NaNs do not pass where a mask is False.
+    """
+    found = _mul(writer, eqn, ins)
+    aval = eqn.outvars[0].aval
+    if found is not None or not dtypes.is_inexact(aval.dtype) or dtypes.is_small(aval.dtype):
+        return found
+    for k in (0, 1):
+        inner = producers.of(ins[k], "convert_element_type")
+        mask = None if inner is None else inner.invars[0]
+        if mask is not None and dtypes.is_bool(mask.aval.dtype) and mask.aval.shape == aval.shape:
+            zero = Literal(np.zeros((), aval.dtype)[()], ShapedArray((), aval.dtype))
+            return writer.emit(select_n_p, [mask, zero, ins[1 - k]], {}, eqn.source)
+    return None
+
+
 _PAIR_RULES: dict[str, Callable[..., Atom | None]] = {
     **dict.fromkeys(("neg", "not", "conj"), _involution),
     "dot_general": _dot,
@@ -324,6 +345,7 @@ _PAIR_RULES: dict[str, Callable[..., Atom | None]] = {
     "reshape": _reshape,
     "broadcast_in_dim": _broadcast,
     "convert_element_type": _convert,
+    "mul": _masked,
 }
 
 
@@ -577,10 +599,9 @@ def _is_widening(narrow: np.dtype, wide: np.dtype) -> bool:
 
 
 # Rules that find nothing unless an operand is a literal.
-WITH_LITERAL = frozenset(("mul", "add", "add_any", "sub", "div", "pow"))
+WITH_LITERAL = frozenset(("add", "add_any", "sub", "div", "pow"))
 
 RULES: dict[str, Rule] = {
-    "mul": _mul,
     "add": _add,
     "add_any": _add,
     "sub": _right(0),
