@@ -5,6 +5,7 @@ Rows need not be sorted by segment. Rows whose number is negative or too large a
 
 from __future__ import annotations
 
+import operator as _operator
 from collections.abc import Callable
 from typing import Any
 
@@ -125,9 +126,10 @@ def _rows_for(name: str, data: Any, ids: Any) -> Any:
 
 def _count(name: str, ids: Any, num_segments: int | None) -> int:
     if num_segments is not None:
+        num_segments = _operator.index(num_segments)
         if num_segments < 0:
             raise _ArgumentError(f"{name}: num_segments={num_segments} must not be negative")
-        return int(num_segments)
+        return num_segments
     if isinstance(ids, _Tracer):
         raise _ConcretizationError(
             f"{name}: the number of segments depends on traced data; give num_segments="

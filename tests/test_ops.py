@@ -71,6 +71,8 @@ def test_rows_are_broadcast_to_the_numbers(data, ids, from_jax):
 def test_segments_refuse_what_does_not_fit():
     with pytest.raises(errors.DtypeError, match="integers"):
         ops.segment_sum(_data, _data[:, 0])
+    with pytest.raises(TypeError, match="integer"):
+        ops.segment_sum(_data, _ids, num_segments=4.0)
     with pytest.raises(errors.ShapeError, match="each row"):
         ops.segment_sum(_data, _ids[:3])
     with pytest.raises(errors.ShapeError, match="bucket_size= takes a vector"):

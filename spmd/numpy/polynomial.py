@@ -123,7 +123,7 @@ def polydiv(u: Any, v: ArrayLike, *, trim_leading_zeros: bool = False) -> tuple[
     if trim_leading_zeros:
         values = np.asarray(rest)
         tolerance = np.sqrt(dtypes.finfo(values.dtype).eps)
-        large = np.flatnonzero(np.abs(values) > tolerance)
+        large = np.flatnonzero(~(np.abs(values) < tolerance))  # NaN stays
         rest = lax.slice_in_dim(rest, int(large[0]) if large.size else values.size, values.size)
     return quotient, rest
 

@@ -553,11 +553,12 @@ def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: Any = None) -> Array:
     """
     mask = np.asarray(as_bool(operand("trim_zeros", filt)))
     x = as_array(filt)
-    for d in canonical_axes(axis, mask.ndim, "trim_zeros"):
+    ends = trim.lower()
+    for d in canonical_axes(axis, mask.ndim, "trim_zeros") if "f" in ends or "b" in ends else ():
         others = tuple(k for k in range(mask.ndim) if k != d)
         inner = np.flatnonzero(mask.any(axis=others))
         size = mask.shape[d]
-        start = int(inner[0]) if len(inner) and "f" in trim.lower() else 0
-        stop = int(inner[-1]) + 1 if len(inner) and "b" in trim.lower() else size
+        start = int(inner[0]) if len(inner) and "f" in ends else 0
+        stop = int(inner[-1]) + 1 if len(inner) and "b" in ends else size
         x = lax.slice_in_dim(x, start, stop if len(inner) else start, axis=d)
     return x

@@ -15,7 +15,7 @@ import numpy as np
 from spmd import lax
 from spmd import numpy as snp
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, RefusedError, ShapeError
+from spmd.base.errors import ArgumentError, RefusedError, ShapeError
 from spmd.base.util import canonical_dim
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact, promotes_inside
@@ -33,9 +33,9 @@ def dct(
 
     It is `2 sum_m x[m] cos(pi k (2m + 1) / 2n)`. The dim is cut or filled with zeros to the size
     `n`; the other dims of the shape stay. `norm="ortho"` makes it orthogonal; "backward" (None) and
-    "forward" are as in `numpy.fft`. Integers become float32 and floats keep their dtype. Raises
-    `ArgumentError` for another `type` or `norm`, `DtypeError` for complex numbers, and `ShapeError`
-    if `n` is not positive.
+    "forward" are as in `numpy.fft`. Integers and narrower floats become float32, float64 and
+    complex dtypes stay; real and imaginary parts are transformed apart. Raises `ArgumentError` for
+    another `type` or `norm`, and `ShapeError` if `n` is not positive.
 
     >>> spmd.scipy.fft.dct(np.array([1.0, 1.0, 1.0]))
     Array([6., 0., 0.], dtype=float32)
@@ -48,8 +48,8 @@ def idct(
 ) -> Array:
     """Compute the inverse of `dct` along `axis`.
 
-    `type`, `n`, `norm`, the shape, the float dtype and the errors are those of `dct`:
-    `ArgumentError`, `DtypeError` and `ShapeError`.
+    `type`, `n`, `norm`, the shape, the dtype rule and the errors are those of `dct`:
+    `ArgumentError` and `ShapeError`.
 
     >>> spmd.scipy.fft.idct(np.array([6.0, 0.0, 0.0]))
     Array([1., 1., 1.], dtype=float32)
@@ -67,8 +67,8 @@ def dctn(
     """Compute `dct` along several dims.
 
     `axes` names them: all by default, or the last ones for which `s` has sizes. `type`, `norm`, the
-    float dtype and the errors are those of `dct`: `ArgumentError`, `DtypeError`, and `ShapeError`
-    if `s` has not one size for each dim.
+    dtype rule and the errors are those of `dct`: `ArgumentError`, and `ShapeError` if `s` has not
+    one size for each dim.
 
     >>> spmd.scipy.fft.dctn(np.ones((2, 2)))
     Array([[16.,  0.],
@@ -86,8 +86,8 @@ def idctn(
 ) -> Array:
     """Compute the inverse of `dctn`.
 
-    `type`, `s`, `axes`, `norm`, the shape, the float dtype and the errors are those of `dctn`:
-    `ArgumentError`, `DtypeError` and `ShapeError`.
+    `type`, `s`, `axes`, `norm`, the shape, the dtype rule and the errors are those of `dctn`:
+    `ArgumentError` and `ShapeError`.
 
     >>> spmd.scipy.fft.idctn(np.array([[16.0, 0.0], [0.0, 0.0]]))
     Array([[1., 1.],
@@ -99,7 +99,9 @@ def idctn(
 def _over_dims(
     one: Callable[..., Any], name: str, x: Any, type: int, s: Any, axes: Any, norm: Any
 ) -> Any:
-    ndim = typeof(as_array(x)).ndim
+    x = as_array(x)
+    ndim = typeof(x).ndim
+    axes, s = ((v,) if isinstance(v, int) else v for v in (axes, s))
     if axes is None:
         axes = range(0 if s is None else ndim - len(s), ndim)
     axes = list(axes)
@@ -123,7 +125,10 @@ def _along(
         )
     (x,) = promote_dtypes_inexact(as_array(x))
     if dtypes.is_complex(typeof(x).dtype):
-        raise DtypeError(f"{name}: takes real arrays, got {typeof(x)}")
+        parts = (_along(name, f, g(x), type, n, axis, norm) for g in (lax.real, lax.imag))
+        return lax.complex(*parts)
+    if typeof(x).dtype.itemsize < 4:  # as for Fourier transforms
+        x = x.astype(np.float32)
     at = canonical_dim(axis, typeof(x).ndim, f"{name}: axis")
     x = snp.moveaxis(x, at, -1)
     size = typeof(x).shape[-1]

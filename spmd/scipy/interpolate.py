@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spmd import numpy as snp
-from spmd.base.errors import ArgumentError, RefusedError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeArgumentError, RefusedError, ShapeError
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact
 
@@ -46,6 +46,13 @@ class RegularGridInterpolator:
                 "function does not know; use fill_value"
             )
         (values,) = promote_dtypes_inexact(as_array(values))
+        if fill_value is not None and not snp.can_cast(
+            typeof(as_array(fill_value)).dtype, typeof(values).dtype, casting="same_kind"
+        ):
+            raise DtypeArgumentError(
+                f"RegularGridInterpolator: fill_value={fill_value!r} does not fit values of dtype "
+                f"{typeof(values).dtype}; convert values, or give fill_value=None"
+            )
         grid = tuple(as_array(p) for p in points)
         shape = typeof(values).shape
         if len(grid) > len(shape):
@@ -73,7 +80,8 @@ class RegularGridInterpolator:
         if isinstance(xi, (tuple, list)):
             xi = snp.stack(snp.broadcast_arrays(*xi), axis=-1)
         (xi,) = promote_dtypes_inexact(as_array(xi))
-        xi = xi[None] if typeof(xi).ndim == 1 else xi  # one point is a list of one
+        if typeof(xi).ndim == 1:  # points of a grid of one dim; else one point, a list of one
+            xi = xi[:, None] if count == 1 else xi[None]
         if typeof(xi).ndim == 0 or typeof(xi).shape[-1] != count:
             raise ShapeError(
                 f"RegularGridInterpolator: the last dim of xi must be {count}, the number of the "

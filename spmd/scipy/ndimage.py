@@ -93,6 +93,5 @@ def _within(at: Any, size: int, mode: str) -> Any:
 
 
 def _as_dtype(x: Any, dtype: Any) -> Any:
-    if dtypes.is_inexact(dtype) or typeof(x).dtype == dtype:
-        return x.astype(dtype)
-    return lax.round(x).astype(dtype)
+    whole = np.issubdtype(dtype, np.integer) and dtypes.is_inexact(typeof(x).dtype)
+    return (lax.round(x) if whole else x).astype(dtype)

@@ -91,3 +91,13 @@ def test_errors_name_what_is_wrong(call, text):
     with pytest.raises(SpmdError) as caught:
         call()
     assert text in str(caught.value)
+
+
+def test_trimming_asked_for_at_no_end_keeps_zeros():
+    assert snp.trim_zeros(np.zeros(3), "").shape == (3,)
+    assert snp.trim_zeros(np.zeros(3), "f").shape == (0,)
+
+
+def test_a_remainder_of_nan_is_not_trimmed():
+    _, rest = snp.polydiv(np.arange(1.0, 4.0), np.zeros(2), trim_leading_zeros=True)
+    assert rest.shape == (3,) and np.isnan(rest).all()

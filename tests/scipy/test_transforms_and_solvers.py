@@ -59,8 +59,50 @@ def test_cosine_transforms_refuse_what_they_have_not():
         fft.dct(np.ones(3), 3)
     with pytest.raises(errors.ArgumentError, match="norm"):
         fft.idct(np.ones(3), norm="both")
-    with pytest.raises(errors.DtypeError, match="real"):
-        fft.dct(np.ones(3, np.complex64))
+
+
+_x = np.array([0.3, -1.2, 2.0, 0.7], np.float32)
+_m = np.array([[4.0, 1.0], [0.0, 3.0]], np.float32)
+_TRANSFORMS = {
+    "complex": lambda s: s.fft.dct(_x + 2j),
+    "complex, inverse": lambda s: s.fft.idct((_x + 2j).astype(np.complex64), norm="ortho"),
+    "float16": lambda s: s.fft.dct(_x.astype(np.float16)),
+    "float16, inverse": lambda s: s.fft.idct(_x.astype(np.float16)),
+    "one axis": lambda s: s.fft.dctn(_m, axes=0),
+    "one axis, inverse": lambda s: s.fft.idctn(_m, axes=-1),
+    "NumPy scalar": lambda s: s.fft.dctn(np.float32(2)),
+    "gmres": lambda s: s.sparse.linalg.gmres(_m, _m[0])[1],
+    "gmres of NaN": lambda s: s.sparse.linalg.gmres(_m * np.nan, _m[0])[1],
+    "bools between elements": lambda s: s.ndimage.map_coordinates(
+        _x > 0, [np.array([0.2, 0.8, 5.0])], 1
+    ),
+    "points of one dim": lambda s: s.interpolate.RegularGridInterpolator((_x[[1, 0, 3, 2]],), _x)(
+        np.array([-1.0, 0.5, 9.0], np.float32)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _TRANSFORMS)
+def test_odd_arguments_give_what_jax_gives(name, from_jax):
+    def ask():
+        import jax
+        import jax.scipy.interpolate
+        import jax.scipy.ndimage
+        import jax.scipy.sparse.linalg
+
+        made = _TRANSFORMS[name](jax.scipy)
+        return [made, made.weak_type]
+
+    wanted, weak = from_jax(ask)
+    found = _TRANSFORMS[name](spmd.scipy)
+    assert isinstance(found, spmd.Array) and found.dtype == wanted.dtype
+    assert found.weak_type == weak
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-6)
+
+
+def test_fill_value_fits_the_values():
+    with pytest.raises(errors.DtypeError, match="fill_value=1j does not fit"):
+        spmd.scipy.interpolate.RegularGridInterpolator((_x,), _x, fill_value=1j)
 
 
 # ---- Krylov solvers ----------------------------------------------------------------------------

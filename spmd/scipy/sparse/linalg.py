@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spmd import lax
 from spmd import numpy as snp
@@ -19,6 +19,9 @@ from spmd.base.errors import ArgumentError, ShapeError
 from spmd.base.tree import TreeDef, tree_flatten, tree_leaves, tree_map, tree_structure
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 __all__ = ["bicgstab", "cg", "gmres"]
 
@@ -92,15 +95,16 @@ def gmres(
     maxiter: int | None = None,
     M: Any = None,
     solve_method: str = "batched",
-) -> tuple[Any, None]:
+) -> tuple[Any, Array]:
     """Solve `A x = b` by generalised minimal residuals.
 
     `A`, which need not be symmetric, `b`, `x0`, `tol`, `atol`, `M`, and the result's shape and
     dtype are those of `cg`. Each of `maxiter` rounds searches a space of `restart` dims.
     `solve_method` is "batched" or "incremental": both of JAX's methods find the same minimum, and
     here it is found once a round. The method is algorithm 6.11 of Saad with modified Gram-Schmidt,
-    the preconditioner from the right. Raises `ArgumentError` for another `solve_method` or if
-    `restart` is not positive, and `ShapeError` as `cg` does.
+    the preconditioner from the right. The second result is -1 if the solution has NaN, else 0.
+    Raises `ArgumentError` for another `solve_method` or if `restart` is not positive, and
+    `ShapeError` as `cg` does.
 
     >>> a = np.array([[4.0, 1.0], [0.0, 3.0]])
     >>> x, _ = spmd.scipy.sparse.linalg.gmres(a, np.array([5.0, 3.0]))
@@ -116,7 +120,8 @@ def gmres(
         raise ArgumentError(f"gmres: restart={restart} must be at least 1")
     size = sum(typeof(leaf).size for leaf in tree_leaves(b))
     method = _gmres(min(restart, size))
-    return _solve("gmres", method, A, b, x0, tol, atol, maxiter, M, symmetric=False)
+    x, _ = _solve("gmres", method, A, b, x0, tol, atol, maxiter, M, symmetric=False)
+    return x, snp.where(snp.isnan(_norm(_ravel(x))), -1, 0)
 
 
 # ---- pytrees and derivatives -------------------------------------------------------------------
