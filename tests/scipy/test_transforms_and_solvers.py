@@ -73,6 +73,7 @@ _TRANSFORMS = {
     "NumPy scalar": lambda s: s.fft.dctn(np.float32(2)),
     "gmres": lambda s: s.sparse.linalg.gmres(_m, _m[0])[1],
     "gmres of NaN": lambda s: s.sparse.linalg.gmres(_m * np.nan, _m[0])[1],
+    "cg of a number": lambda s: s.sparse.linalg.cg(lambda x: 2 * x, 3.0)[0],
     "bools between elements": lambda s: s.ndimage.map_coordinates(
         _x > 0, [np.array([0.2, 0.8, 5.0])], 1
     ),

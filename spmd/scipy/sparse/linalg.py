@@ -142,7 +142,7 @@ def _solve(
 ) -> tuple[Any, None]:
     """Check and flatten the system; solve it by a method, as one differentiable linear solve."""
     apply, approximate = _operator(name, "A", A), _operator(name, "M", M)
-    b = tree_map(lambda x: promote_dtypes_inexact(as_array(x))[0], b)
+    b = tree_map(_strong, b)
     start = tree_map(snp.zeros_like, b) if x0 is None else tree_map(as_array, x0)
     _check_like(name, "x0", start, b)
     _check_like(name, "A(x)", apply(start), b)
@@ -162,6 +162,11 @@ def _solve(
     symmetric = symmetric and not any(dtypes.is_complex(typeof(x).dtype) for x in tree_leaves(b))
     x = lax.custom_linear_solve(apply, b, solve, None if symmetric else solve, symmetric)
     return x, None
+
+
+def _strong(x: Any) -> Any:
+    (x,) = promote_dtypes_inexact(as_array(x))
+    return lax.convert_element_type(x, typeof(x).dtype)  # without a weak type
 
 
 def _ravel(tree: Any) -> Any:
