@@ -268,7 +268,7 @@ def _contracted(
 _FEW = 4
 
 
-def einsum_path(subscripts: str, /, *operands: Any, optimize: Any = "auto") -> Any:
+def einsum_path(subscripts: Any, /, *operands: Any, optimize: Any = "auto") -> Any:
     """The order in which `einsum` would multiply, and NumPy's description of its cost.
 
     The order is a list of the operands, by position, that are multiplied in each step, as in JAX.
@@ -278,6 +278,8 @@ def einsum_path(subscripts: str, /, *operands: Any, optimize: Any = "auto") -> A
     >>> snp.einsum_path("ij,jk->ik", np.ones((2, 3)), np.ones((3, 4)))[0]
     [(0, 1)]
     """
+    if not isinstance(subscripts, str):
+        subscripts, operands = _from_lists((subscripts, *operands))
     shapes = [np.broadcast_to(np.int8(0), typeof(plain(x)).shape) for x in operands]
     # The best order of few operands is found at once, as that of opt_einsum's "auto".
     how = optimize

@@ -167,3 +167,15 @@ def test_functions_of_other_libraries_take_our_arrays(library, run_python):
     done = run_python(["-W", "ignore", "-c", PROGRAM, library], env={"SCIPY_ARRAY_API": "1"})
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)) >= 3
+
+
+def test_einsum_path_takes_lists_of_labels(from_jax):
+    a, b = np.ones((2, 3)), np.ones((3, 4))
+    calls = [(a, [0, 1], b, [1, 2]), (a, [0, 1], b, [1, 2], [2, 0]), (a @ a.T, [0, 0], [0])]
+
+    def ask():
+        import jax
+
+        return [[list(step) for step in jax.numpy.einsum_path(*c)[0]] for c in calls]
+
+    assert [[list(step) for step in snp.einsum_path(*c)[0]] for c in calls] == from_jax(ask)
