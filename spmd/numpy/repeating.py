@@ -287,7 +287,8 @@ def _pad_mirror(a: Any, d: int, before: int, after: int, mode: str, kind: str) -
 def _pad_ramp(a: Any, d: int, before: int, after: int, ends: Any) -> Any:
     first, last = (lax.squeeze(e, (d,)) for e in _ends(a, d, 1, 1))
     dtype = typeof(a).dtype
-    low, high = (convert(e, dtype) for e in ends)
+    # A ramp of integers may begin at a fraction.
+    low, high = (convert(e, dtype) for e in ends) if dtypes.is_inexact(dtype) else ends
     head = linspace(low, first, before, endpoint=False, dtype=dtype, axis=d)
     tail = lax.rev(linspace(high, last, after, endpoint=False, dtype=dtype, axis=d), (d,))
     return lax.concatenate([head, a, tail], d)

@@ -139,6 +139,7 @@ SHAPES = [
     ],
     case("pad-value", lambda xp, x: xp.pad(x, 1, constant_values=7), INTS),
     case("pad-values", lambda xp, x: xp.pad(x, 1, constant_values=((1, 2), (3, 4))), X),
+    case("pad-ramp", lambda xp, x: xp.pad(x, (3, 1), "linear_ramp", end_values=1.7), INTS),
     case("pad-odd", lambda xp, v: xp.pad(v, 4, "reflect", reflect_type="odd"), V),
     case("pad-long", lambda xp, v: xp.pad(v, 15, "reflect"), V),
 ]  # fmt: skip
