@@ -15,7 +15,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeArgumentError, ShapeError
 from spmd.base.util import canonical_dim
 from spmd.core.aval import typeof
 from spmd.lax import FftType
@@ -57,7 +57,7 @@ def _transform(
     if dtypes.is_float(aval.dtype) and aval.dtype.itemsize < 4:
         a = lax.convert_element_type(a, np.float32)
     if kind is FftType.RFFT and dtypes.is_complex(aval.dtype):
-        raise DtypeError(
+        raise DtypeArgumentError(
             f"{name}: transforms real arrays, got {aval}; take its .real, or use "
             f"{name.replace('rfft', 'fft')}, which transforms complex ones"
         )

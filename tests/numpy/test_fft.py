@@ -122,3 +122,9 @@ def test_mistakes_are_named():
         spmd.lax.fft(x, "DCT", (3,))
     with pytest.raises(ArgumentError, match="positive integer"):
         snp.fft.fftfreq(0)
+
+
+def test_complex_numbers_are_a_value_error_of_real_transforms_as_in_jax():
+    for transform in (snp.fft.rfft, snp.fft.ihfft, snp.fft.rfft2):
+        with pytest.raises(ValueError, match="real arrays"):
+            transform(np.ones((2, 2), np.complex64))
