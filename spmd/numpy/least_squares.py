@@ -18,6 +18,7 @@ from spmd.numpy.manipulation import moveaxis, reshape
 from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
+    default_int,
     operand,
     plain,
     promote_args_inexact,
@@ -175,6 +176,7 @@ def lstsq(
         rank, s = as_array(np.int32(0)), lax.full((0,), 0, np.finfo(typeof(a).dtype).dtype)
     else:
         x, rank, s = _smallest_solution(a, b, rcond)
+        rank = lax.convert_element_type(rank, default_int())
     if numpy_resid and (int(rank) < shape[1] or shape[0] <= shape[1]):
         residual = lax.full((0,), 0, np.finfo(typeof(a).dtype).dtype)
     else:

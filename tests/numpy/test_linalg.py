@@ -118,3 +118,10 @@ def test_errors():
         snp.linalg.inv(np.ones((2, 3)))
     with pytest.raises(ShapeError, match="solve: b must be"):
         snp.linalg.solve(np.eye(2), np.ones(3))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_rank_of_least_squares_has_the_default_dtype(wide):
+    with spmd.config.override("enable_x64", wide):
+        rank = snp.linalg.lstsq(np.eye(2), np.ones(2))[2]
+    assert rank.dtype == ("int64" if wide else "int32") and rank == 2
