@@ -44,6 +44,7 @@ def test_forms_are_scipys(form: str):
 def test_one_rotation_has_no_batch_dim():
     one, wanted = OURS[2], THEIRS[2]
     assert one.single and not OURS.single and len(OURS) == 6
+    assert [part.single for part in OURS] == [True] * 6
     for form in ("as_quat", "as_matrix", "as_rotvec", "as_mrp", "magnitude"):
         close(getattr(one, form)(), getattr(wanted, form)())
 

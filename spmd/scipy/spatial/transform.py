@@ -9,7 +9,7 @@ from series.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -345,6 +345,10 @@ class Rotation:
         if self.single:
             _refuse_single("has no length")
         return self.quat.shape[0]
+
+    def __iter__(self) -> Iterator[Rotation]:
+        # Without it Python would ask for parts without end: those past the last are clamped.
+        return (self[k] for k in range(len(self)))
 
 
 @register_dataclass
