@@ -99,6 +99,7 @@ ELSEWHERE = {
     "sharding_constraint": "is for meshes: tests/partition/test_plans.py",
     "device_put": "moves derivatives: tests/api/test_placement.py",
     "custom_partitioning": "is for meshes: tests/partition/test_custom_partitioning.py",
+    "inspect_sharding": "is for meshes: tests/debug/test_picture.py",
     "shard_alike": "is for meshes: tests/sharding/test_shard_alike.py",
     "reshard": "is for meshes: tests/sharding/test_explicit_types.py",
     "to_auto": "is for meshes: tests/sharding/test_explicit_types.py",
