@@ -9,7 +9,7 @@ from spmd.as_jax.primitive import Primitive
 from spmd.base.errors import RefusedError
 from spmd.core.primitive import all_primitives
 
-# What `jax.lax` has beside spmd's; those that spmd has elsewhere are its own.
+# Primitives that `jax.lax` has and spmd's `lax` has not; those that spmd has elsewhere are its own.
 _NAMES = (
     "after_all approx_top_k create_token dce_sink device_put eq_to le_to lt_to mulhi "
     "ragged_all_to_all reduce reduce_window rng_uniform scatter_sub select_and_scatter "

@@ -147,7 +147,7 @@ def _transpose_eqn(eqn: Eqn, values: dict[Var, Any], found: _Cotangents) -> None
 def _without_layout(aval: ShapedArray) -> ShapedArray:
     """A value's type for a rule: cotangents have no layouts, nor have zeros that it adds to them.
 
-    What devices of a map hold of a sum is no layout.
+    The terms of a sum that devices of a map hold are no layout.
     """
     if aval.explicit is None or any(aval.manual_sets()):
         return aval

@@ -264,7 +264,7 @@ class Unifier:
         )
 
 
-# What the coefficients of a float may be multiples of one over: halves, thirds, tenths, hundredths.
+# Coefficients of a float may be halves, thirds, tenths or hundredths: multiples of one over these.
 _DIVISORS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 100, 1000)
 
 

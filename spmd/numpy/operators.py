@@ -358,7 +358,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-# What arrays of keys don't have, though the function of that name takes them.
+# Methods that arrays of keys don't have, though the functions of these names take keys.
 _OF_NUMBERS = {"all", "any", "choose", "clip", "compress", "diagonal", "nonzero", "repeat", "round"}
 
 

@@ -554,7 +554,9 @@ def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: Any = None) -> Array:
     mask = np.asarray(as_bool(operand("trim_zeros", filt)))
     x = as_array(filt)
     ends = trim.lower()
-    for d in canonical_axes(axis, mask.ndim, "trim_zeros") if "f" in ends or "b" in ends else ():
+    if "f" not in ends and "b" not in ends:
+        return x
+    for d in canonical_axes(axis, mask.ndim, "trim_zeros"):
         others = tuple(k for k in range(mask.ndim) if k != d)
         inner = np.flatnonzero(mask.any(axis=others))
         size = mask.shape[d]

@@ -349,7 +349,7 @@ def write_on_terms(
     if type(part) is not JaxprTracer or cell.unreduced:
         return made
     made.plain = _plain(form, part)
-    # What was read in another form is not plain any more.
+    # A value that was read in another form is not plain any more.
     pairs = zip(operands, eqn.invars, strict=True)
     stays = all([x.plain is not None for x, atom in pairs if type(atom) is Var])
     if repeat is not None and stays and len(written) == count + 1:

@@ -317,7 +317,7 @@ def _bohman(t: np.ndarray, n: int) -> np.ndarray:
     return (1 - u) * np.cos(math.pi * u) + np.sin(math.pi * u) / math.pi
 
 
-# What a window of n points is at t in [-1, 1]; further arguments are the window's parameters.
+# Windows of n points, as functions of t in [-1, 1]; further arguments are their parameters.
 _WINDOWS: dict[str, Callable[..., Any]] = {
     **{k: (lambda t, n, c=c: _cosines(t, c)) for k, c in _COSINES.items()},
     "barthann": lambda t, n: 0.62 - 0.24 * np.abs(t) + 0.38 * np.cos(math.pi * t),

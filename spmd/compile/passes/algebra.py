@@ -28,7 +28,6 @@ from spmd.lax.concatenate import concatenate_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dot import DimensionNumbers
 from spmd.lax.logic import and_p, or_p, select_n_p
-from spmd.lax.precision import DotAlgorithm
 from spmd.lax.slicing import slice_p
 
 # The producers that rules about pairs of equations look for.
@@ -512,8 +511,9 @@ def _integer_product(
 
     Platforms with tiles for integers have written an algorithm of them before.
     """
-    if isinstance(eqn.params["precision"], DotAlgorithm):
-        return None
+    precision = eqn.params["precision"]
+    if precision is not None and type(precision) is not tuple:
+        return None  # an algorithm, whose module a first call does not import
     out = eqn.outvars[0].aval.dtype
     kinds = [x.aval.dtype for x in ins]
     if out.kind not in "iu" or any(k.kind not in "iu" or k.itemsize > 2 for k in kinds):

@@ -244,7 +244,7 @@ def test_a_removed_barrier_is_told(function, which):
         )
 
 
-# What orders copies and threads in `tensor_attention.cuh`, by the function that it stands in.
+# Calls that order copies and threads in `tensor_attention.cuh`, by the function around them.
 _ORDERS = re.compile(r"__syncthreads\(\);|commit_copies\(\);|wait_for_copies<0>\(\);")
 ORDERS = {
     "attend_tensor": (FORWARD, (35, 75), 6),
